@@ -111,7 +111,9 @@ class Weight:
             raise ValueError(f"a weight has 2 or 3 dimensions, got {self.shape}")
         want = (*self.shape[:-1], self.type.row_bytes(self.shape[-1]))
         if self.data.dtype != np.uint8 or self.data.shape != want or not self.data.flags.c_contiguous:
-            raise ValueError(f"{self.type.name} {self.shape} needs uint8 {want}, got {self.data.dtype} {self.data.shape}")
+            raise ValueError(
+                f"{self.type.name} {self.shape} needs uint8 {want}, got {self.data.dtype} {self.data.shape}"
+            )
 
     @property
     def rows(self) -> int:
