@@ -1,0 +1,65 @@
+"""Fixtures for every test: the recorded packs and the numbers that other implementations compute from them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+DATA = Path(__file__).resolve().parent / "data"
+
+
+class Packs:
+    """Test packs by name ("tiny-q8_0", "odd-f32", "tiny-q2_0-split", "mtp-tiny-q8_0"), unpacked when asked for.
+
+    `packs[name]` is the path of the file, of the first shard for a split pack. Files are kept between runs in a folder
+    named by the archive's hash and checked against their own hash once a run; parallel runs may share the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        spec = importlib.util.spec_from_file_location("strata_test_unpack", DATA / "unpack.py")
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        self.folder = folder / module.digest(module.ARCHIVE)
+        self._archive = module.Archive()
+        self._paths: dict[str, Path] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return self._archive.names()  # type: ignore[no-any-return]
+
+    def __getitem__(self, name: str) -> Path:
+        if name not in self._paths:
+            self._paths[name] = self._archive.unpack(name, self.folder)
+        return self._paths[name]
+
+
+@pytest.fixture(scope="session")
+def packs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Packs:
+    cache_dir = getattr(request.config, "cache", None)
+    return Packs(Path(cache_dir.mkdir("packs")) if cache_dir else tmp_path_factory.mktemp("packs"))
+
+
+@pytest.fixture(scope="session")
+def golden() -> Callable[[str], dict[str, np.ndarray]]:
+    """golden("tiny-hf")["len17.last_logits"]: arrays of a recording by key, loaded once."""
+
+    @cache
+    def load(name: str) -> dict[str, np.ndarray]:
+        with np.load(DATA / "golden" / f"{name}.npz") as members:
+            return {key: members[key] for key in members.files}
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def golden_index() -> dict[str, Any]:
+    """`golden/index.json`: margins of every routing choice, agreement between implementations, counts of types."""
+    return json.loads((DATA / "golden" / "index.json").read_text())  # type: ignore[no-any-return]
