@@ -1,0 +1,140 @@
+"""What every bench tool writes: summaries of repeated runs, one record each, as a table and as JSON.
+
+Units    rates in tokens per second, times in ms; a summary is the median with minimum and maximum
+Format   {"tool", "date", "machine", "pack", "flags", "records": [{"target", "work", "unit", "median", "min", "max",
+         "runs", "peer"}]}; `docs/performance.md` is made from such files, no figure is typed by hand
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+HEADER_HASH_BYTES = 1 << 20
+
+
+def machine() -> dict[str, Any]:
+    """Processor, usable cores, RAM and system; no host name, no path."""
+    cpu = platform.processor() or platform.machine()
+    flags: set[str] = set()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                cpu = value.strip()
+            elif name.strip() == "flags":
+                flags = set(value.split())
+                break
+    vector = [f for f in ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8") if f in flags]
+    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": cpu,
+        "vector": vector,
+        "cores": len(os.sched_getaffinity(0)),
+        "ram_gib": round(ram / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """Median, least and largest of the runs."""
+
+    median: float
+    min: float
+    max: float
+    runs: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Summary:
+        """Raises ValueError without values."""
+        if not values:
+            raise ValueError("no runs to summarise")
+        return cls(statistics.median(values), min(values), max(values), len(values))
+
+
+class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One measured figure. `target`: its name in the list of targets ("" when it has none)."""
+
+    work: str
+    unit: str
+    median: float
+    min: float
+    max: float
+    runs: int
+    target: str = ""
+    peer: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, work: str, unit: str, values: Sequence[float], target: str = "") -> Record:
+        s = Summary.of(values)
+        return cls(work=work, unit=unit, median=s.median, min=s.min, max=s.max, runs=s.runs, target=target)
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """A run of a bench tool."""
+
+    tool: str
+    records: list[Record]
+    flags: dict[str, Any]
+    pack: dict[str, Any] | None = None
+    date: str = msgspec.field(default_factory=now)
+    machine: dict[str, Any] = msgspec.field(default_factory=machine)
+
+    def write(self, path: Path) -> None:
+        """Writes the JSON whole or not at all."""
+        temporary = path.with_name(path.name + ".tmp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        temporary.replace(path)
+
+
+def pack_facts(path: Path) -> dict[str, Any]:
+    """Name, bytes and SHA-256 of the first MiB (metadata and tensor list) of a pack."""
+    with path.open("rb") as f:
+        head = f.read(HEADER_HASH_BYTES)
+    return {"name": path.name, "bytes": path.stat().st_size, "head_sha256": hashlib.sha256(head).hexdigest()}
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` (0..1) of the values lie, interpolated. Raises ValueError without values."""
+    if not values:
+        raise ValueError("no values")
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def show(report: Report, console: Console) -> None:
+    """The records as a table; a peer's figure gets its ratio."""
+    table = Table(title=f"{report.tool}: {report.machine['cpu']}, {report.machine['cores']} cores")
+    for name in ("work", "median", "min", "max", "unit", "runs"):
+        table.add_column(name, justify="left" if name in ("work", "unit") else "right")
+    peers = any(r.peer for r in report.records)
+    if peers:
+        table.add_column("peer", justify="right")
+        table.add_column("ratio", justify="right")
+    for r in report.records:
+        row = [r.work, f"{r.median:.2f}", f"{r.min:.2f}", f"{r.max:.2f}", r.unit, str(r.runs)]
+        if peers:
+            median = r.peer["median"] if r.peer else None
+            row += [f"{median:.2f}" if median else "", f"{r.median / median:.2f}" if median else ""]
+        table.add_row(*row)
+    console.print(table)

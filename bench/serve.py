@@ -1,0 +1,185 @@
+"""`strata-bench serve`: load on a running server through POST /v1/chat/completions, streamed.
+
+`--concurrency` clients send `--requests` requests in all, each with a prompt of random words. Reported: time to the
+first token (TTFT), time between tokens (ITL), whole requests, tokens per second over all clients; median and
+percentiles. A request that fails is counted by its reason; any failure makes the exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import itertools
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from strata.bench.report import Record, Report, percentile, show
+
+WORDS = (
+    "river",
+    "stone",
+    "light",
+    "paper",
+    "morning",
+    "window",
+    "garden",
+    "number",
+    "travel",
+    "quiet",
+    "signal",
+    "copper",
+)
+SHARES = ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))
+
+
+@dataclass
+class Sample:
+    """One finished request; times in seconds."""
+
+    ttft: float
+    whole: float
+    gaps: list[float]
+    completion_tokens: int
+
+
+@dataclass
+class Load:
+    """What has been seen so far."""
+
+    samples: list[Sample] = field(default_factory=list)
+    failures: collections.Counter[str] = field(default_factory=collections.Counter)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:8080", help="the server (http://127.0.0.1:8080)")
+    parser.add_argument("--api-key", help="sent as a bearer token")
+    parser.add_argument("--model", default="strata", help="model name of the requests")
+    parser.add_argument("-c", "--concurrency", type=int, default=4, help="clients at a time (4)")
+    parser.add_argument("-n", "--requests", type=int, default=32, help="requests in all (32)")
+    parser.add_argument("--prompt-words", type=int, default=64, help="random words of a prompt (64)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens asked of each request (64)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds before a request counts as failed (600)")
+    parser.add_argument("--seed", type=int, default=1, help="of the random words (1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    if min(args.concurrency, args.requests, args.prompt_words, args.max_tokens) < 1:
+        console.print("--concurrency, --requests, --prompt-words and --max-tokens: at least 1 each")
+        return 2
+    started = time.monotonic()
+    load = asyncio.run(_drive(args, console))
+    seconds = time.monotonic() - started
+    for reason, count in load.failures.most_common():
+        console.print(f"{count} failed: {reason}")
+    if not load.samples:
+        console.print("no request was answered")
+        return 1
+    report = Report(tool="strata-bench serve", records=summarise(load.samples, seconds), flags=_flags(args))
+    show(report, console)
+    if args.json:
+        report.write(args.json)
+        console.print(f"written: {args.json}")
+    return 1 if load.failures else 0
+
+
+def summarise(samples: list[Sample], seconds: float) -> list[Record]:
+    """Percentiles of the times and the rates over the whole run."""
+    records = []
+    columns = {
+        "time to first token": [s.ttft * 1e3 for s in samples],
+        "between tokens": [gap * 1e3 for s in samples for gap in s.gaps],
+        "whole request": [s.whole * 1e3 for s in samples],
+    }
+    for name, values in columns.items():
+        for share, label in SHARES if values else ():
+            r = Record.of(f"{name}, {label}", "ms", values)
+            r.median = percentile(values, share)
+            records.append(r)
+    tokens = sum(s.completion_tokens for s in samples)
+    records.append(Record.of("output of all clients", "tok/s", [tokens / seconds]))
+    records.append(Record.of("requests", "1/s", [len(samples) / seconds]))
+    return records
+
+
+async def _drive(args: argparse.Namespace, console: Console) -> Load:
+    load = Load()
+    numbers = iter(range(args.requests))
+    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    timeout = aiohttp.ClientTimeout(total=args.timeout)
+    columns = (
+        TextColumn("requests"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    connector = aiohttp.TCPConnector(limit=args.concurrency)
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=args.requests)
+
+        async def client() -> None:
+            for i in numbers:
+                try:
+                    load.samples.append(await _request(session, args, i))
+                except (aiohttp.ClientError, TimeoutError, ServerRefused) as e:
+                    load.failures[str(e) or type(e).__name__] += 1
+                failed = sum(load.failures.values())
+                bar.update(task, advance=1, description=f"{failed} failed" if failed else "")
+
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as session:
+            await asyncio.gather(*(client() for _ in range(args.concurrency)))
+    return load
+
+
+class ServerRefused(Exception):
+    """The server answered with an error, before or in the stream."""
+
+
+async def _request(session: aiohttp.ClientSession, args: argparse.Namespace, number: int) -> Sample:
+    rng = random.Random(f"{args.seed}/{number}")
+    body = {
+        "model": args.model,
+        "messages": [{"role": "user", "content": " ".join(rng.choice(WORDS) for _ in range(args.prompt_words))}],
+        "max_tokens": args.max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    sent = time.monotonic()
+    times: list[float] = []
+    tokens = 0
+    async with session.post(f"{args.url}/v1/chat/completions", json=body) as response:
+        if response.status != 200:
+            raise ServerRefused(f"HTTP {response.status}: {(await response.text())[:200]}")
+        async for raw in response.content:
+            line = raw.decode().strip()
+            if not line.startswith("data:") or line == "data: [DONE]":
+                continue
+            event = json.loads(line[5:])
+            if "error" in event:
+                raise ServerRefused(event["error"].get("message", "error in the stream"))
+            if _has_text(event):
+                times.append(time.monotonic())
+            tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+    end = time.monotonic()
+    first = times[0] if times else end
+    return Sample(first - sent, end - sent, [b - a for a, b in itertools.pairwise(times)], tokens)
+
+
+def _has_text(event: dict[str, object]) -> bool:
+    choices = event.get("choices")
+    delta = choices[0].get("delta", {}) if isinstance(choices, list) and choices else {}
+    return any(delta.get(key) for key in ("content", "reasoning_content", "tool_calls"))
+
+
+def _flags(args: argparse.Namespace) -> dict[str, object]:
+    names = ("concurrency", "requests", "prompt_words", "max_tokens", "seed")
+    return {name: getattr(args, name) for name in names}
