@@ -1,6 +1,6 @@
 """The test packs: GGUF files of another project's converter and quantiser, folded into one archive of 9 MB.
 
-    python tests/data/unpack.py DEST [name ...]      # names as in `names()`; all of them without names
+    python tests/data/unpack.py DEST [name ...]      # tiny-q8_0 or tiny-q8_0.gguf; all of them without names
 
 `packs.npz` (an npz whose members are LZMA-packed) holds, per family (tiny, odd, the draft layer):
 
@@ -219,7 +219,9 @@ def main(args: list[str]) -> int:
         return 2
     archive = Archive()
     for name in args[1:] or archive.names():
-        print(archive.unpack(name, Path(args[0])))
+        path = archive.unpack(name.removesuffix(".gguf"), Path(args[0]))
+        path.touch()  # as new as this script: make compares their ages
+        print(path)
     return 0
 
 
