@@ -1,0 +1,1 @@
+"""Devices that stages run on: their kernels, memory and streams."""

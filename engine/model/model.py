@@ -1,0 +1,123 @@
+"""The model: token rows in, logits out, over stages of layers.
+
+Rows     at most MAX_ROWS a call; each slot's rows continue where its state ends
+State    a `StatePool` from `new_state`; several may exist
+Errors   ValueError for rows that do not fit the state or the vocabulary, OutOfPages when there is no room; both before
+         anything is computed. After any other error the slots of the call must be reset.
+Cost     everything is bound once; a call is a dozen kernel calls a layer. The head runs for wanted rows only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from strata.engine.device.host import HostDevice
+from strata.engine.model.ends import Embedding, Head
+from strata.engine.model.gdn import GdnBlock
+from strata.engine.model.ple import PleBlock
+from strata.engine.model.qsa import QsaBlock
+from strata.engine.model.rows import Rows
+from strata.engine.model.stage import Layer, Stage
+from strata.engine.model.weights import Binder, embedding_table, output_matrix, rope_table
+from strata.engine.pack import Pack
+from strata.engine.state.slots import StatePool, require_memory
+from strata.kernels.ops import F32, MAX_TOP_K
+
+log = logging.getLogger(__name__)
+
+
+class Model:
+    """A pack bound to a device, for sequences of up to `max_context` tokens."""
+
+    def __init__(self, pack: Pack, device: HostDevice, max_context: int) -> None:
+        spec = pack.spec
+        if not 1 <= max_context <= spec.context_length:
+            raise ValueError(f"max_context must be in 1 to {spec.context_length} for this model, got {max_context}")
+        if spec.experts_used > MAX_TOP_K:
+            raise ValueError(f"the model uses {spec.experts_used} experts a token, at most {MAX_TOP_K} are run")
+        for warning in spec.warnings:
+            log.warning("%s: %s", pack.path.name, warning)
+        self.spec = spec
+        self.device = device
+        self.max_context = max_context
+        kernels, ends = device.kernels, Binder(pack, "")
+        self._embedding = Embedding(kernels, embedding_table(pack), spec.streams)
+        self._head = Head(kernels, ends.hyper("output_hc", inject=False), (output_matrix(pack),), spec.eps)
+        self.stages = (Stage(_bind_layers(pack, device, max_context)),)
+
+    def new_state(self, n_slots: int) -> StatePool:
+        """An empty state. Raises StateTooLarge when the device's free memory does not hold it."""
+        require_memory(self.spec, n_slots, self.max_context, self.device.memory().free)
+        return StatePool(self.spec, n_slots, self.max_context)
+
+    def forward(self, rows: Rows, state: StatePool, want: Sequence[int] | None = None) -> F32:
+        """Read the rows into the state; logits (len(want), vocab) of the rows that `want` names (None: of none)."""
+        self._check(rows, state)
+        wanted = np.asarray([] if want is None else want, np.int64)
+        if len(wanted) and (wanted.min() < 0 or wanted.max() >= len(rows)):
+            raise ValueError(f"wanted rows must be in 0 to {len(rows) - 1}, got {wanted.min()} to {wanted.max()}")
+        lengths = [(slot, end - begin) for slot, begin, end in rows.segments.tolist()]
+        state.reserve_all(lengths)
+        x = self._embedding(rows.tokens)
+        for stage in self.stages:
+            stage(x, rows, state)
+        for slot, n in lengths:
+            state.advance(slot, n)
+        if not len(wanted):
+            return np.empty((0, self.spec.vocab), np.float32)
+        return self._head(x[wanted])
+
+    def _check(self, rows: Rows, state: StatePool) -> None:
+        """Each segment continues its slot, and every token is in the vocabulary."""
+        for slot, begin, _ in rows.segments.tolist():
+            if slot >= state.n_slots:
+                raise ValueError(f"slots must be in 0 to {state.n_slots - 1}, got {slot}")
+            if rows.positions[begin] != state.length(slot):
+                raise ValueError(
+                    f"slot {slot} holds {state.length(slot)} tokens, its next row cannot be at {rows.positions[begin]}"
+                )
+        low, high = int(rows.tokens.min()), int(rows.tokens.max())
+        if low < 0 or high >= self.spec.vocab:
+            raise ValueError(f"token ids must be in 0 to {self.spec.vocab - 1}, got {low if low < 0 else high}")
+
+
+def _bind_layers(pack: Pack, device: HostDevice, max_context: int) -> list[Layer]:
+    """All layers of the pack on one device."""
+    spec, kernels = pack.spec, device.kernels
+    rope = rope_table(spec, max_context)
+    layers = []
+    for i, recurrent in enumerate(spec.recurrent):
+        bind = Binder(pack, f"blk.{i}.")
+        ordinal = spec.recurrent[:i].count(recurrent)
+        mixer: GdnBlock | QsaBlock
+        if recurrent:
+            mixer = GdnBlock(kernels, bind.gdn(), ordinal, spec.eps)
+        else:
+            mixer = QsaBlock(
+                kernels=kernels,
+                weights=bind.attention(),
+                ordinal=ordinal,
+                rope=rope,
+                heads=spec.heads,
+                kv_heads=spec.kv_heads,
+                index_heads=spec.index_heads,
+                budget=spec.index_budget,
+                eps=spec.eps,
+            )
+        has_ple = spec.ple is not None and spec.ple.layer == i
+        layers.append(
+            Layer(
+                kernels=kernels,
+                ple=PleBlock(kernels, bind.ple(spec.ple), spec.eps) if has_ple and spec.ple else None,
+                hc_attn=bind.hyper("hc_attn"),
+                mixer=mixer,
+                hc_ffn=bind.hyper("hc_ffn"),
+                moe=bind.moe(),
+                experts_used=spec.experts_used,
+                eps=spec.eps,
+            )
+        )
+    return layers

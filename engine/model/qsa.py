@@ -1,0 +1,41 @@
+"""The sparse attention block: projections, keys and values into pages, attention over the selected tokens, output.
+
+A query head's 2 * head_dim projected values are its query, then its gate. A layer whose ratio is 0 is dense: the
+pages have no index blocks and every visible token is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strata.engine.model.rows import Rows
+from strata.engine.model.weights import AttentionWeights
+from strata.engine.state.slots import StatePool
+from strata.kernels.ops import F32, Kernels, Rope
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QsaBlock:
+    """`ordinal`: the layer's place among the attention layers, where its pages are found. `budget` in tokens."""
+
+    kernels: Kernels
+    weights: AttentionWeights
+    ordinal: int
+    rope: Rope
+    heads: int
+    kv_heads: int
+    index_heads: int
+    budget: int
+    eps: float
+
+    def __call__(self, u: F32, rows: Rows, state: StatePool) -> F32:
+        """u (n, H) -> (n, H); the rows' keys, values and index keys are in the pages afterwards."""
+        w, n = self.weights, len(rows)
+        pages, tables = state.pages.layers[self.ordinal], state.pages.tables
+        where = (pages, tables, rows.slots, rows.positions)
+        q_gate, k, v, index_q, index_k = self.kernels.linear(w.project, u)
+        kv = (n, self.kv_heads, -1)
+        self.kernels.qsa_store(*where, k.reshape(kv), v.reshape(kv), index_k, w.norms, self.rope, self.eps)
+        q_gate, index_q = q_gate.reshape(n, self.heads, 2, -1), index_q.reshape(n, self.index_heads, -1)
+        y = self.kernels.qsa_attend(*where, q_gate, index_q, w.norms, self.rope, self.budget, self.eps)
+        return self.kernels.linear(w.out, y)[0]

@@ -1,0 +1,56 @@
+"""Rows: what a forward pass computes. Row i is token `tokens[i]` at `positions[i]` of slot `slots[i]`.
+
+A segment is a run of consecutive tokens of one slot: a prompt chunk, or one row of a decode window. The model never
+knows which.
+
+Errors   ValueError naming the slot and what is wrong, before anything is computed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from strata.kernels.ops import I32
+
+MAX_ROWS: Final = 8192
+"""Most rows of one forward pass: bounds the memory of its activations."""
+
+Tokens = Sequence[int] | npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """tokens, positions, slots (n,) and segments (s, 3) of slot, begin, end: all int32, made by `Rows.of`."""
+
+    tokens: I32
+    positions: I32
+    slots: I32
+    segments: I32
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[int, int, Tokens]]) -> Rows:
+        """Rows of (slot, position of the first token, tokens) parts, one per slot, in the order given."""
+        begins = np.cumsum([0, *(len(tokens) for _, _, tokens in parts)])
+        n = int(begins[-1])
+        if not 0 < n <= MAX_ROWS:
+            raise ValueError(f"a forward pass takes 1 to {MAX_ROWS} rows, got {n}; cut the prompt into chunks")
+        tokens, positions, slots = (np.empty(n, np.int32) for _ in range(3))
+        for (slot, start, ids), begin in zip(parts, begins.tolist(), strict=False):
+            if slot < 0 or start < 0 or not len(ids):
+                raise ValueError(f"slot {slot}: {len(ids)} tokens at position {start}")
+            end = begin + len(ids)
+            tokens[begin:end] = ids
+            positions[begin:end] = np.arange(start, start + len(ids))
+            slots[begin:end] = slot
+        owners = [slot for slot, _, _ in parts]
+        if len(set(owners)) != len(owners):
+            raise ValueError(f"a slot has one part in a forward pass, got slots {owners}")
+        return cls(tokens, positions, slots, np.array([owners, begins[:-1], begins[1:]], np.int32).T.copy())

@@ -1,0 +1,132 @@
+"""The pack's tensors bound to the arguments of the operations, once at start.
+
+Matrices stay views of the mapped file; small tensors become float32 arrays. Names and shapes were checked when the
+pack was opened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from strata.engine.pack import ModelSpec, Pack
+from strata.engine.pack.spec import NGRAM_TABLE, TOKEN_EMBD, PleSpec
+from strata.kernels.formats import Weight
+from strata.kernels.ops import F32, Gdn, Hyper, Moe, Norms, Ple, Rope
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GdnWeights:
+    """project: q k v, output gate, write strength, decay; they share the block's input. out: the output projection."""
+
+    project: tuple[Weight, ...]
+    small: Gdn
+    out: tuple[Weight]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionWeights:
+    """project: query and gate, keys, values, indexer queries, indexer keys; they share the block's input."""
+
+    project: tuple[Weight, ...]
+    norms: Norms
+    out: tuple[Weight]
+
+
+class Binder:
+    """Reads the tensors of one block `prefix` ("blk.3." or "") of a pack."""
+
+    def __init__(self, pack: Pack, prefix: str) -> None:
+        self._pack = pack
+        self._prefix = prefix
+        self._spec: ModelSpec = pack.spec
+
+    def _weight(self, name: str) -> Weight:
+        return self._pack.weight(f"{self._prefix}{name}.weight")
+
+    def _array(self, name: str) -> F32:
+        """In host byte order and aligned: a mapped tensor may be neither for a compiled kernel."""
+        return np.require(self._pack.array(f"{self._prefix}{name}"), np.float32, ["C", "A"])
+
+    def _streams(self, name: str) -> F32:
+        """A norm factor per stream, stored flat."""
+        return self._array(f"{name}.weight").reshape(self._spec.streams, self._spec.hidden)
+
+    def hyper(self, name: str, inject: bool = True) -> Hyper:
+        return Hyper(
+            norm=self._streams(f"{name}_norm"),
+            down=self._weight(f"{name}_down"),
+            up=self._weight(f"{name}_up"),
+            inject=self._weight(f"{name}_inject") if inject else None,
+        )
+
+    def gdn(self) -> GdnWeights:
+        return GdnWeights(
+            project=tuple(self._weight(n) for n in ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha")),
+            small=Gdn(
+                conv=self._array("ssm_conv1d.weight"),
+                a=self._array("ssm_a"),
+                dt=self._array("ssm_dt.bias"),
+                norm=self._array("ssm_norm.weight"),
+            ),
+            out=(self._weight("ssm_out"),),
+        )
+
+    def attention(self) -> AttentionWeights:
+        names = ("attn_q", "attn_k", "attn_v", "indexer.q_proj", "indexer.k_proj")
+        return AttentionWeights(
+            project=tuple(self._weight(n) for n in names),
+            norms=Norms(
+                q=self._array("attn_q_norm.weight"),
+                k=self._array("attn_k_norm.weight"),
+                index_q=self._array("indexer.q_norm.weight"),
+                index_k=self._array("indexer.k_norm.weight"),
+            ),
+            out=(self._weight("attn_output"),),
+        )
+
+    def moe(self) -> Moe:
+        return Moe(
+            router=self._weight("ffn_gate_inp"),
+            gate=self._weight("ffn_gate_exps"),
+            up=self._weight("ffn_up_exps"),
+            down=self._weight("ffn_down_exps"),
+            shared_router=self._weight("ffn_gate_inp_shexp"),
+            shared_gate=self._weight("ffn_gate_shexp"),
+            shared_up=self._weight("ffn_up_shexp"),
+            shared_down=self._weight("ffn_down_shexp"),
+        )
+
+    def ple(self, spec: PleSpec) -> Ple:
+        return Ple(
+            table=self._pack.weight(NGRAM_TABLE),
+            key=self._weight("ple_key"),
+            value=self._weight("ple_value"),
+            norm_key=self._streams("ple_norm_key"),
+            norm_query=self._streams("ple_norm_query"),
+            norm_conv=self._streams("ple_norm_conv"),
+            conv=self._array("ple_conv1d.weight"),
+            multipliers=np.array(spec.multipliers, np.uint64),
+            sizes=np.array(spec.sizes, np.uint64),
+            offsets=np.array(spec.offsets, np.uint64),
+            eos=spec.eos,
+        )
+
+
+def embedding_table(pack: Pack) -> Weight:
+    return pack.weight(TOKEN_EMBD)
+
+
+def output_matrix(pack: Pack) -> Weight:
+    return pack.weight("output.weight")
+
+
+def rope_table(spec: ModelSpec, positions: int) -> Rope:
+    """Angles pos * base^(-2j / dims) in float64, their cosines and sines rounded once. 8 bytes per position and pair.
+
+    Text only: the three parts of a position are equal, so the sections of the dims do not matter.
+    """
+    frequencies = spec.rope_base ** (-np.arange(0, spec.rope_dims, 2, dtype=np.float64) / spec.rope_dims)
+    angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
+    return Rope(cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32))

@@ -1,0 +1,129 @@
+"""Keys, values and indexer keys of all attention layers, in pages of 64 tokens from one pool.
+
+A slot holds a page table; one table serves every attention layer, since all layers have as many tokens. Whole pages
+can be held by several slots (a shared prefix): a page returns to the free list with its last reference.
+
+Shapes   tables int32 (slots, pages of a slot), -1 = none; layers: `ops.AttentionPages`, float32
+Errors   OutOfPages before anything is taken; AccountsError from `check`
+Cost     growing by a page is a pop from a list; the arrays are allocated once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from strata.engine.pack import ModelSpec
+from strata.kernels.ops import PAGE, AttentionPages
+
+
+class OutOfPages(Exception):
+    """No free page, or no room in a slot's table, for the tokens that are to come. One line."""
+
+
+class AccountsError(Exception):
+    """Free and held pages do not add up: a fault of the engine, never of a request."""
+
+
+def pages_for(tokens: int) -> int:
+    """Pages that hold `tokens` tokens."""
+    return -(-tokens // PAGE)
+
+
+def page_shapes(spec: ModelSpec) -> Iterator[dict[str, tuple[int, ...]]]:
+    """The arrays of one page of each attention layer, by the names of `AttentionPages`."""
+    for layer in spec.attention_layers:
+        r = spec.ratios[layer]
+        yield {
+            "k": (PAGE, spec.kv_heads, spec.head_dim),
+            "v": (PAGE, spec.kv_heads, spec.head_dim),
+            "raw": (PAGE, spec.index_dim),
+            "block": (PAGE // r if r else 0, spec.index_dim),
+        }
+
+
+def page_bytes(spec: ModelSpec) -> int:
+    """Bytes of one page over all attention layers."""
+    return sum(4 * int(np.prod(shape)) for arrays in page_shapes(spec) for shape in arrays.values())
+
+
+class PagePool:
+    """The pages of `n_slots` slots of at most `pages_per_slot` pages each; `layers` in the order of the model."""
+
+    def __init__(self, spec: ModelSpec, n_slots: int, pages_per_slot: int, n_pages: int) -> None:
+        self.n_pages = n_pages
+        self.tables = np.full((n_slots, pages_per_slot), -1, np.int32)
+        self.layers = tuple(
+            AttentionPages(**{name: np.zeros((n_pages, *shape), np.float32) for name, shape in arrays.items()})
+            for arrays in page_shapes(spec)
+        )
+        self._free = list(range(n_pages - 1, -1, -1))
+        self._references = [0] * n_pages
+        self._held = [0] * n_slots
+
+    @property
+    def n_free(self) -> int:
+        return len(self._free)
+
+    def held(self, slot: int) -> int:
+        """Pages in the slot's table."""
+        return self._held[slot]
+
+    def missing(self, slot: int, tokens: int) -> int:
+        """Pages that the slot lacks to hold `tokens` tokens in total. OutOfPages when its table is too short."""
+        wanted, most = pages_for(tokens), self.tables.shape[1]
+        if wanted > most:
+            raise OutOfPages(f"slot {slot}: {tokens} tokens do not fit its {most * PAGE}; use a larger context")
+        return max(0, wanted - self._held[slot])
+
+    def require(self, n: int) -> None:
+        """OutOfPages unless n pages are free."""
+        if n > len(self._free):
+            raise OutOfPages(
+                f"{n} more pages of {PAGE} tokens are needed, {len(self._free)} of {self.n_pages} are free; "
+                "end a conversation or use a larger pool"
+            )
+
+    def grow(self, slot: int, tokens: int) -> None:
+        """Give the slot the pages it lacks to hold `tokens` tokens in total."""
+        n = self.missing(slot, tokens)
+        self.require(n)
+        for _ in range(n):
+            page = self._free.pop()
+            self._references[page] = 1
+            self.tables[slot, self._held[slot]] = page
+            self._held[slot] += 1
+
+    def share(self, source: int, target: int, n: int) -> None:
+        """Let the empty slot `target` hold the first n pages of `source`; full ones, which nobody writes again."""
+        if self._held[target] or n > self._held[source]:
+            raise AccountsError(f"{n} of {self._held[source]} pages to a slot with {self._held[target]}")
+        for i, page in enumerate(self.tables[source, :n]):
+            self._references[page] += 1
+            self.tables[target, i] = page
+        self._held[target] = n
+
+    def release(self, slot: int) -> None:
+        """Take all pages from the slot; those without another holder are free again."""
+        for page in self.tables[slot, : self._held[slot]].tolist():
+            self._references[page] -= 1
+            if not self._references[page]:
+                self._free.append(page)
+        self.tables[slot] = -1
+        self._held[slot] = 0
+
+    def check(self) -> None:
+        """AccountsError unless tables, references and the free list tell the same story."""
+        counted = [0] * self.n_pages
+        for slot, held in enumerate(self._held):
+            table = self.tables[slot].tolist()
+            if any(page != -1 for page in table[held:]) or any(not 0 <= page < self.n_pages for page in table[:held]):
+                raise AccountsError(f"slot {slot} holds {held} pages, its table says {table}")
+            for page in table[:held]:
+                counted[page] += 1
+        if counted != self._references:
+            wrong = [p for p in range(self.n_pages) if counted[p] != self._references[p]]
+            raise AccountsError(f"pages {wrong} have other references than tables that name them")
+        if sorted(self._free) != [p for p in range(self.n_pages) if not counted[p]]:
+            raise AccountsError(f"{len(self._free)} pages are listed free, {counted.count(0)} of {self.n_pages} are")

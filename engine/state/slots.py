@@ -1,0 +1,107 @@
+"""The state of all slots of a model: pages, recurrent blocks and lengths, under one owner.
+
+Format   keys and values are float32 (`fp32`)
+Units    tokens; bytes where the name says so
+Errors   OutOfPages when tokens do not fit; StateTooLarge before an allocation that the machine cannot hold
+Cost     `estimate_bytes` is arithmetic; `digest` and `state_bytes` copy a slot's whole state (tests, checks)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from strata.engine.pack import ModelSpec
+from strata.engine.state.pages import AccountsError, OutOfPages, PagePool, page_bytes, pages_for
+from strata.engine.state.recurrent import Recurrent, recurrent_bytes
+from strata.kernels.ops import PAGE
+
+KV_FORMAT: Final = "fp32"
+
+
+class StateTooLarge(Exception):
+    """The state that was asked for does not fit the memory there is. One line."""
+
+
+def estimate_bytes(spec: ModelSpec, n_slots: int, max_context: int, n_pages: int | None = None) -> int:
+    """Bytes of a StatePool of these figures."""
+    pages = n_slots * pages_for(max_context) if n_pages is None else n_pages
+    return pages * page_bytes(spec) + n_slots * recurrent_bytes(spec)
+
+
+def require_memory(spec: ModelSpec, n_slots: int, max_context: int, free_bytes: int) -> None:
+    """StateTooLarge unless a StatePool of these figures fits `free_bytes`."""
+    needed = estimate_bytes(spec, n_slots, max_context)
+    if needed > free_bytes:
+        raise StateTooLarge(
+            f"the state of {n_slots} slots of {max_context} tokens takes {needed / 2**30:.2f} GiB, "
+            f"{free_bytes / 2**30:.2f} GiB are free; use a smaller context"
+        )
+
+
+class StatePool:
+    """`n_slots` slots of up to `max_context` tokens; `n_pages` below the sum of both lets slots compete for pages."""
+
+    def __init__(self, spec: ModelSpec, n_slots: int, max_context: int, n_pages: int | None = None) -> None:
+        if n_slots < 1 or max_context < 1 or (n_pages is not None and n_pages < 1):
+            raise ValueError(f"a state of {n_slots} slots of {max_context} tokens in {n_pages} pages is empty")
+        per_slot = pages_for(max_context)
+        self.n_slots = n_slots
+        self.max_context = max_context
+        self.pages = PagePool(spec, n_slots, per_slot, n_slots * per_slot if n_pages is None else n_pages)
+        self.recurrent = Recurrent(spec, n_slots)
+        self._lengths = [0] * n_slots
+
+    def length(self, slot: int) -> int:
+        """Tokens in the slot's state: the position of the next one."""
+        return self._lengths[slot]
+
+    def reserve(self, slot: int, n_tokens: int) -> None:
+        """Make room for n_tokens more. Raises OutOfPages and leaves everything as it was when there is none."""
+        self.reserve_all([(slot, n_tokens)])
+
+    def reserve_all(self, more: Sequence[tuple[int, int]]) -> None:
+        """Make room for several slots at once, (slot, tokens more) each: for all of them or for none."""
+        missing = 0
+        for slot, n_tokens in more:
+            total = self._lengths[slot] + n_tokens
+            if total > self.max_context:
+                raise OutOfPages(f"slot {slot}: {total} tokens do not fit the context of {self.max_context}")
+            missing += self.pages.missing(slot, total)
+        self.pages.require(missing)
+        for slot, n_tokens in more:
+            self.pages.grow(slot, self._lengths[slot] + n_tokens)
+
+    def advance(self, slot: int, n_tokens: int) -> None:
+        """Count n_tokens whose state has been written into reserved room."""
+        self._lengths[slot] += n_tokens
+
+    def reset(self, slot: int) -> None:
+        """Empty the slot: nothing of its sequence survives."""
+        self.pages.release(slot)
+        self.recurrent.reset(slot)
+        self._lengths[slot] = 0
+
+    def state_bytes(self, slot: int) -> bytes:
+        """All that the next token depends on: length, recurrent block, keys, values, index keys; no page numbers."""
+        n = self._lengths[slot]
+        table = self.pages.tables[slot, : pages_for(n)]
+        parts = [n.to_bytes(8, "little"), self.recurrent.block(slot)]
+        for layer in self.pages.layers:
+            for array in (layer.k, layer.v, layer.raw, layer.block):
+                per_page = array.shape[1]
+                valid = n * per_page // PAGE
+                parts.append(array[table].reshape(-1, *array.shape[2:])[:valid].tobytes() if valid else b"")
+        return b"".join(parts)
+
+    def digest(self, slot: int) -> str:
+        """A short name for `state_bytes`: equal states have equal digests."""
+        return hashlib.blake2b(self.state_bytes(slot), digest_size=16).hexdigest()
+
+    def check(self) -> None:
+        """AccountsError unless pages balance and every slot's tokens lie in pages that it holds."""
+        self.pages.check()
+        for slot, n in enumerate(self._lengths):
+            if pages_for(n) > self.pages.held(slot) or n > self.max_context:
+                raise AccountsError(f"slot {slot} has {n} tokens in {self.pages.held(slot)} pages of {PAGE}")
