@@ -1,0 +1,148 @@
+"""strata-engine: flags -> Options -> Pack -> ModelRunner -> Server.
+
+Exit codes   0 left as told, 1 died (the last line says why), 2 refused to start; with --serve the reason is also an
+             `ERR` line. No traceback goes to stdout or stderr; with STRATA_DEBUG=1 the log has it
+Streams      file descriptor 1 becomes the log's before anything else runs, the protocol writes to a private copy of it;
+             so no library can put a word between two protocol lines
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from strata.engine import environment
+from strata.engine.flags import help_text
+from strata.engine.log import configure, log, log_traceback
+from strata.engine.options import REFUSED_EXIT, Options, Refused, parse
+from strata.protocol.lines import Err, encode
+from strata.protocol.version import VERSION
+
+if TYPE_CHECKING:
+    from strata.engine.inbox import Inbox
+    from strata.engine.pack import Pack
+
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
+DIED_EXIT = 1
+INTERRUPTED_EXIT = 130
+
+
+def main() -> int:
+    argv = sys.argv[1:]
+    if {"--help", "-h"} & set(argv):
+        print(help_text())
+        return 0
+    if "--version" in argv:
+        print(f"strata-engine {VERSION}")
+        return 0
+    _open_standard_streams()
+    configure()
+    serving = "--serve" in argv
+    out = os.dup(_STDOUT)
+    if serving:
+        os.dup2(_STDERR, _STDOUT)
+    try:
+        return _run(argv, out)
+    except Refused as error:
+        return _end(out if serving else None, str(error), REFUSED_EXIT)
+    except KeyboardInterrupt:
+        return INTERRUPTED_EXIT
+    except BrokenPipeError:
+        log("nobody reads standard output any more")
+        return DIED_EXIT
+    except Exception as error:  # noqa: BLE001 - whatever it was, the last line must say it
+        if environment.is_on(os.environ.get(environment.DEBUG)):
+            log_traceback(error)
+        return _end(out if serving else None, f"fatal: {type(error).__name__}: {error}", DIED_EXIT)
+
+
+def _run(argv: Sequence[str], out: int) -> int:
+    options = parse(argv)
+    for note in environment.notes(os.environ):
+        log(note)
+    # Imported here: a refused command line and --help need neither NumPy nor the kernels.
+    from strata.engine.pack import PackError, open_pack
+
+    try:
+        pack = open_pack(options.pack)
+    except PackError as error:
+        raise Refused(str(error)) from None
+    if not options.serve:
+        from strata.engine.facts import describe
+
+        print(describe(pack, options))
+        return 0
+    return _serve(pack, options, out)
+
+
+def _serve(pack: Pack, options: Options, out: int) -> int:
+    from strata.engine.facts import engine_info
+    from strata.engine.inbox import Inbox
+    from strata.engine.runner import ModelRunner, end_ids
+    from strata.engine.schedule.live import SoloPath
+    from strata.engine.serve import Server, Writer
+
+    begun = time.perf_counter()
+    ends = end_ids(pack.spec, options)
+    runner = ModelRunner(pack, options)
+    runner.warm()
+    path = SoloPath(
+        runner,
+        chunk=options.prefill_chunk,
+        reuse=options.prompt_cache > 0,
+        end_ids=ends,
+        routed=pack.spec.layers * pack.spec.experts_used,
+        verify=options.verify_accounts,
+    )
+    inbox = Inbox(_STDIN)
+    server = Server(path, inbox, Writer(out), max_context=options.max_context, vocab=pack.spec.vocab)
+    _leave_on_signals(inbox)
+    inbox.start()
+    log(f"{pack.path.name}: ready on {options.n_threads} threads after {time.perf_counter() - begun:.2f} s")
+    server.greet(engine_info(options))
+    try:
+        server.run()
+    finally:
+        if options.stats:
+            log(f"stats: {server.totals}")
+    return 0
+
+
+def _leave_on_signals(inbox: Inbox) -> None:
+    """The first SIGINT or SIGTERM ends the loop between two units of work, the second one the process at once."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if inbox.leaving:
+            os._exit(DIED_EXIT)
+        inbox.leave(signal.Signals(number).name)
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+
+
+def _open_standard_streams() -> None:
+    """A closed standard stream gets /dev/null, so that no file opened later takes its number."""
+    for fd in (_STDIN, _STDOUT, _STDERR):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is fd
+
+
+def _end(out: int | None, reason: str, code: int) -> int:
+    """The last words: to the log, and to the protocol when that is spoken."""
+    log(reason)
+    if out is not None:
+        with contextlib.suppress(OSError):
+            os.write(out, f"{encode(Err(reason))}\n".encode())
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The STRATA_* variables of the specification: which act here, which belong to the server, and the rules of a switch.
+
+A switch is off when unset, empty or 0 and on with any other whole number; text that is no number is off, and said.
+A variable that shapes something this engine does not have is accepted: one log line says that it has no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+DEBUG: Final = "STRATA_DEBUG"
+
+
+def _names(words: str) -> frozenset[str]:
+    return frozenset(f"STRATA_{word}" for word in words.split())
+
+
+HERE: Final[dict[str, str]] = {
+    DEBUG: "switch: a failure's Python traceback goes to the log",
+}
+"""Variables that this engine obeys."""
+
+NO_EFFECT_SWITCHES: Final = _names(
+    "ADMIT_MERGE_FIRST ARENA_REGISTER BATCH_ATTN_ROWS BATCH_GDN_GROUPS BATCH_GROUPS_NV_SERIAL BATCH_MTP "
+    "BATCH_MTP_SERIAL BATCH_SELF_COMMIT CKPT_POOL CKPT_THREADS DBG_GDN FOUR_CARD_PROFILE IO_PREFETCH MMQ_DIRECT "
+    "MMQ_GROUP_SORT PIPED_CONCURRENT PIPED_CONCURRENT_PRIO PIPE_BYIELD_NODRAIN PREFILL_HELP PREFILL_OWN_AUTO "
+    "SPLIT_MTP_BATCH QSA_SLOTS SLOT_COPY_DIRECT SLOT_COPY_BATCHSYNC SLOT_CKPT_MOVE STAGE_TRIM TRACE PREFILL_EQUAL "
+    "SPLIT_OWN SPLIT_OWN_BUFFERS SPLIT_TIMING ADAPT_NOWAIT RESIDENT_PIN"
+)
+"""Switches of the specification that change nothing on the host device with one request at a time."""
+
+NO_EFFECT_VALUES: Final = _names(
+    "ARENA_PIN_GIB BATCH_DECODE_SHARE BATCH_YIELD_CHUNKS DEFAULTS FS_SLOTS HANDOFF_PIPE IQ_MT_MIN "
+    "PIPED_READ_PIECE PIPED_DECODE_MAX_MS PIPED_DECODE_MIN_MS PIPE_ADAPT_EVERY PIPED_MTP RESIDENT_HEADROOM_GIB "
+    "TEST_BELL_SLEEP_US WATCHDOG_S WATCHDOG_IO_S PREFILL_LEND_PCT PREFILL_AUTO_MAX PREFILL_RING "
+    "PREFILL_STREAM_MIN OWNED_PRICE EXPERT_CACHE_HEADROOM SPLIT_MISS_MS SPLIT_COVER_B SPLIT_RING ADAPT_LAG "
+    "FETCH_THREADS"
+)
+"""The same for variables with a value."""
+
+ELSEWHERE: Final = _names(
+    "ADMIT_SHORT_FIRST ADMIT_MAX_WAIT_S KEY PARALLEL_SOLO API_KEY ALLOWED_HOSTS REQUEST_LINES BATCH_TRACE "
+    "HTTP_BACKLOG MAX_BODY_MIB ENGINE_READY_S ENGINE_STALL_S VISION_READY_S VISION_ENCODE_S KEEP_EMPTY_TURNS"
+)
+"""Variables of the server and its scripts; an engine started by the server inherits them and says nothing."""
+
+
+def is_on(text: str | None) -> bool:
+    """The switch rule."""
+    number = _number(text or "0")
+    return number is not None and number != 0
+
+
+def notes(environ: Mapping[str, str]) -> list[str]:
+    """The log lines about STRATA_* variables that are set but do not act as one might think, by name."""
+    lines = []
+    for name in sorted(environ):
+        text = environ[name]
+        if not name.startswith("STRATA_") or not text or name in ELSEWHERE:
+            continue
+        is_switch = name in NO_EFFECT_SWITCHES or name == DEBUG
+        if is_switch and _number(text) is None:
+            lines.append(f"{name} is a switch and its value is no whole number: taken as off")
+        elif name in NO_EFFECT_SWITCHES or name in NO_EFFECT_VALUES:
+            lines.append(f"{name} has no effect here")
+        elif name not in HERE:
+            lines.append(f"{name} is no variable that this engine knows")
+    return lines
+
+
+def _number(text: str) -> int | None:
+    digits = text.strip().removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 20):
+        return None
+    return int(digits)

@@ -1,0 +1,75 @@
+"""What an engine says about itself: the INFO line of a host engine, and the page that a pack is described with."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from strata.engine.options import Options
+from strata.engine.pack import ModelSpec, Pack
+from strata.engine.state.slots import KV_FORMAT, estimate_bytes
+from strata.protocol.lines import Info, InfoValue
+from strata.protocol.version import VERSION
+
+_NOTHING_HERE = (
+    "kv_resident",
+    "expert_slots",
+    "expert_cache_mib",
+    "expert_slots_primary",
+    "expert_cache_primary_mib",
+    "mtp_max",
+    "lookup",
+    "vram_free_mib",
+    "arena_mib",
+    "conversation_cache_mib",
+    "conversation_cache_slots",
+    "conversation_cache_min_free_mib",
+    "conversation_cache_disk_mib",
+    "conversation_cache_n_min",
+    "vram_elastic",
+    "head_alias",
+)
+"""Figures of parts that the host engine does not have: 0 is their true value."""
+
+
+def engine_info(options: Options) -> Info:
+    """Every key that INFO always has, with what is true on the host, and three of our own."""
+    values: dict[str, InfoValue] = {"context": options.max_context, "kv": KV_FORMAT}
+    values.update(dict.fromkeys(_NOTHING_HERE, 0))
+    values.update(
+        spec=1,
+        cvec="0",
+        pool_workers=options.n_threads,
+        pcie_frac=0.0,
+        spec_min_p=0.0,
+        conversation_cache_similarity=0.0,
+        tail_role_token=-1,
+        window_rows=1,
+        prefill_chunk=options.prefill_chunk,
+        device=options.device,
+        kernels=options.kernels,
+        engine=VERSION,
+    )
+    return Info(values)
+
+
+def describe(pack: Pack, options: Options) -> str:
+    """A checked pack in a few lines, for a person."""
+    spec = pack.spec
+    types = Counter(pack[name].type.name for name in pack)
+    rows = {
+        "file": f"{pack.path} ({len(pack.paths)} shards)" if len(pack.paths) > 1 else str(pack.path),
+        "tensors": f"{len(pack)}, {pack.n_bytes / 2**20:.1f} MiB; "
+        + ", ".join(f"{n} {t}" for t, n in types.most_common()),
+        "layers": f"{spec.layers}, of which attention {_count(spec)}",
+        "experts": f"{spec.experts} a layer, {spec.experts_used} used by a token",
+        "width": f"{spec.hidden} x {spec.streams} streams",
+        "vocabulary": f"{spec.vocab}; end tokens {', '.join(map(str, spec.end_tokens)) or 'none'}",
+        "context": f"{spec.context_length} at most; {options.max_context} tokens take "
+        f"{estimate_bytes(spec, 1, options.max_context) / 2**20:.1f} MiB of state",
+    }
+    lines = [f"{name:<12}{text}" for name, text in rows.items()]
+    return "\n".join([*lines, *(f"{'note':<12}{text}" for text in spec.warnings)])
+
+
+def _count(spec: ModelSpec) -> int:
+    return len(spec.attention_layers)

@@ -1,0 +1,114 @@
+"""The command line as one frozen struct, and every reason why the engine would not start with it.
+
+Errors   Refused; its text is one line that names the option, the limit and the remedy. The process ends with code 2.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import Literal
+
+import msgspec
+
+from strata.engine import flags
+
+REFUSED_EXIT = 2
+
+
+class Refused(Exception):
+    """The engine does not start. `str(error)` is the reason, in one line."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """One field per working option of `flags.FLAGS`, with the same name.
+
+    prefill    tokens per prompt chunk, 0 = auto
+    threads    of the host kernels, 0 = all usable cores
+    eos_ids    end tokens, None = the pack's
+    """
+
+    pack: str
+    serve: bool = False
+    eos_ids: tuple[int, ...] | None = None
+    max_context: int = 4096
+    prefill: int = 0
+    prompt_cache: int = 6
+    device: Literal["host", "cuda"] = "host"
+    threads: int = 0
+    kernels: Literal["cpu", "reference"] = "cpu"
+    verify_accounts: bool = False
+    stats: bool = False
+
+    @property
+    def prefill_chunk(self) -> int:
+        return min(self.prefill or flags.AUTO_CHUNK, self.max_context)
+
+    @property
+    def n_threads(self) -> int:
+        return self.threads or min(len(os.sched_getaffinity(0)), flags.MAX_THREADS)
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Options of a command line without the program's name. Raises Refused."""
+    given = list(_given(argv))
+    reason = refusal(given)
+    if reason is not None:
+        raise Refused(reason)
+    values = {}
+    for name, text in given:
+        flag = flags.find(name)
+        if flag is not None and flag.read is not None:
+            values[flag.field] = flag.read(text or "")
+    return msgspec.convert(values, Options)
+
+
+def refusal(given: Sequence[tuple[str, str | None]]) -> str | None:
+    """Why the engine does not start with these options, as (name, value or None), or None when it does.
+
+    Each option by itself in the order given, then what they must be together.
+    """
+    for name, text in given:
+        flag = flags.find(name)
+        if flag is None:
+            return f"{name}: unknown option; strata-engine --help lists all"
+        if flag.read is None:
+            return f"{name}: {flag.missing}; leave the option out"
+        if not flag.value and text is not None:
+            return f"{name}: takes no value, got {_shown(text)}"
+        if flag.value and text is None:
+            return f"{name}: a value is missing; wants {flag.value}"
+        try:
+            flag.read(text or "")
+        except ValueError as error:
+            return f"{name}: wants {error}, got {_shown(text or '')}"
+    last = {flag.name: text for name, text in given if (flag := flags.find(name)) is not None}
+    if "--pack" not in last:
+        return "--pack: no model given; name a GGUF file: --pack model.gguf"
+    if last.get("--device") == "cuda":
+        if find_spec("cupy") is None:
+            return (
+                "--device cuda: CuPy is not installed; install strata[cuda12] or strata[cuda13], or use --device host"
+            )
+        return "--device cuda: this engine has no CUDA device yet; use --device host"
+    return None
+
+
+def _given(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """(name, value) per option. A value follows its option as the next word or after `=`; the word after a known
+    option with a value belongs to it unless it starts with two dashes."""
+    words = iter(range(len(argv)))
+    for at in words:
+        name, equals, text = argv[at].partition("=")
+        flag = flags.find(name)
+        if equals:
+            yield name, text
+        elif flag is not None and flag.value and at + 1 < len(argv) and not argv[at + 1].startswith("--"):
+            yield name, argv[next(words)]
+        else:
+            yield name, None
+
+
+def _shown(text: str) -> str:
+    return ascii(text if len(text) <= 60 else text[:57] + "...")

@@ -1,0 +1,77 @@
+"""The model with the state of one sequence: what the solo path computes with.
+
+Errors   Refused for a context that the model or the memory cannot hold; AccountsError from `check`
+Cost     `warm` runs two short forwards, so that kernels are loaded (or compiled) before the engine says READY
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from strata.engine.device.host import HostDevice
+from strata.engine.model import Model, Rows
+from strata.engine.options import Options, Refused
+from strata.engine.pack import ModelSpec, Pack
+from strata.engine.state.pages import AccountsError
+from strata.engine.state.slots import StateTooLarge, require_memory
+from strata.kernels.ops import F32, I32, Sampling
+
+_SLOT = 0
+_WARM_PROMPT = np.array([0, 1], np.int32)
+
+
+class ModelRunner:
+    """`schedule.live.Runner` on a pack. One slot."""
+
+    def __init__(self, pack: Pack, options: Options) -> None:
+        check_context(pack.spec, options)
+        device = HostDevice(options.kernels, options.n_threads)
+        try:
+            require_memory(pack.spec, 1, options.max_context, device.memory().free)
+        except StateTooLarge as error:
+            raise Refused(f"--max-context {options.max_context}: {error}") from None
+        self._kernels = device.kernels
+        self._model = Model(pack, device, options.max_context)
+        self._state = self._model.new_state(1)
+
+    def warm(self) -> None:
+        """Load every kernel by computing a prompt of two tokens and a token after it."""
+        self.feed(0, _WARM_PROMPT, False)
+        logits = self.feed(2, _WARM_PROMPT[:1], True)
+        if logits is not None:
+            self.sample(logits, _WARM_PROMPT, Sampling(temperature=1.0, penalty_repeat=1.1, seed=1), 3)
+        self.reset()
+
+    def reset(self) -> None:
+        self._state.reset(_SLOT)
+
+    def feed(self, begin: int, tokens: I32, want_logits: bool) -> F32 | None:
+        rows = Rows.of([(_SLOT, begin, tokens)])
+        logits = self._model.forward(rows, self._state, [len(tokens) - 1] if want_logits else [])
+        return logits[0] if want_logits else None
+
+    def sample(self, logits: F32, recent: I32, how: Sampling, position: int) -> int:
+        return self._kernels.sample(logits, recent, how, position)
+
+    def check(self, n_held: int) -> None:
+        self._state.check()
+        if self._state.length(_SLOT) != n_held:
+            raise AccountsError(f"the state holds {self._state.length(_SLOT)} tokens, the schedule counts {n_held}")
+
+
+def check_context(spec: ModelSpec, options: Options) -> None:
+    """Refuse a context that is longer than the model's own."""
+    if options.max_context > spec.context_length:
+        raise Refused(
+            f"--max-context {options.max_context}: the model's context is {spec.context_length}; ask for at most that"
+        )
+
+
+def end_ids(spec: ModelSpec, options: Options) -> frozenset[int]:
+    """The tokens that end an answer. Refuses ids that the model does not have."""
+    if options.eos_ids is None:
+        return frozenset(spec.end_tokens)
+    outside = [token for token in options.eos_ids if token >= spec.vocab]
+    if outside:
+        raise Refused(f"--eos-ids: {outside[0]} is outside the vocabulary; the model has {spec.vocab} tokens")
+    return frozenset(options.eos_ids)

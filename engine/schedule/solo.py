@@ -1,0 +1,165 @@
+"""One solo request as a state machine: READING, DECODING, over. Decisions and events only; nothing is computed here.
+
+Use      the owner asks `next_unit(stop)` for a unit of work, does it, and tells the result with `read` or `decoded`.
+         Commands are looked at between units, so a STOP waits for one chunk or one token
+Events   protocol lines in the order RESUME, PP.., REUSED, T.., DONE
+Tokens   `tokens[:n]` is the prompt, what follows is output. A window feeds the last token and gives the next; so the
+         state holds prompt and output but the last token, also when the request is over
+Units    positions and counts in tokens, times in milliseconds of the given clock
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from strata.kernels.ops import I32, Sampling
+from strata.protocol.lines import Done, Finish, Output, Progress, Resume, Reused, Token, rate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """What a GEN line asks for, checked. prompt int32 (n,) with n >= 1; max_new >= 1.
+
+    penalty_last_n   tokens of prompt and output that the penalties look back over
+    keep             afterwards the session may be continued
+    """
+
+    prompt: I32
+    max_new: int
+    sampling: Sampling
+    penalty_last_n: int = 0
+    keep: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read prompt tokens [begin, end); with `last` the first new token is sampled from the last row."""
+
+    begin: int
+    end: int
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Feed the newest token at `position`; sample the next."""
+
+    position: int
+
+
+class Solo:
+    """A request from its acceptance to its DONE.
+
+    reused    leading prompt tokens whose state is there already, at most n - 1
+    chunk     most tokens of one Read
+    end_ids   tokens that end the answer
+    clock     milliseconds, monotonic
+    routed    expert entries that one token routes through the whole model (for the counters of DONE)
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        reused: int,
+        chunk: int,
+        end_ids: Collection[int],
+        clock: Callable[[], float],
+        routed: int = 0,
+    ) -> None:
+        self.request = request
+        self.reused = reused
+        self.n_prompt = len(request.prompt)
+        self.n_held = reused
+        """Leading tokens whose state has been computed."""
+        self.n_tokens = self.n_prompt
+        self.finish: Finish | None = None
+        self._tokens = np.empty(self.n_prompt + request.max_new, np.int32)
+        self._tokens[: self.n_prompt] = request.prompt
+        self._chunk = chunk
+        self._end_ids = end_ids
+        self._clock = clock
+        self._routed = routed
+        self._begun_ms = self._read_ms = self._last_ms = clock()
+
+    @property
+    def tokens(self) -> I32:
+        """Prompt and output so far."""
+        return self._tokens[: self.n_tokens]
+
+    @property
+    def held(self) -> I32:
+        """The tokens whose state has been computed."""
+        return self._tokens[: self.n_held]
+
+    @property
+    def n_generated(self) -> int:
+        return self.n_tokens - self.n_prompt
+
+    @property
+    def is_reading(self) -> bool:
+        return self.n_held < self.n_prompt
+
+    @property
+    def recent(self) -> I32:
+        """The tokens the penalties look at."""
+        return self._tokens[max(0, self.n_tokens - self.request.penalty_last_n) : self.n_tokens]
+
+    def begin(self) -> Output:
+        return Resume(self.reused)
+
+    def next_unit(self, stop: bool) -> Read | Decode | None:
+        """What is to be done next; None when the request is over. `stop`: a STOP has come for it."""
+        if stop and self.finish is None:
+            self.finish = "cancel"
+        if self.finish is not None:
+            return None
+        if self.is_reading:
+            end = min(self.n_held + self._chunk, self.n_prompt)
+            return Read(self.n_held, end, end == self.n_prompt)
+        return Decode(self.n_tokens - 1)
+
+    def read(self, unit: Read) -> list[Output]:
+        """The tokens of `unit` are in the state. Call before sampling: the read ends here."""
+        self.n_held = unit.end
+        self._read_ms = self._last_ms = self._clock()
+        ms = self._read_ms - self._begun_ms
+        events: list[Output] = [Progress(self.n_held, self.n_prompt, ms, rate(self.n_held - self.reused, ms))]
+        if unit.last:
+            events.append(Reused(self.reused))
+        return events
+
+    def fed(self) -> None:
+        """The token of a Decode is in the state."""
+        self.n_held = self.n_tokens
+
+    def decided(self, token: int) -> Output:
+        """The next token has been sampled."""
+        self._tokens[self.n_tokens] = token
+        self.n_tokens += 1
+        self._last_ms = self._clock()
+        if token in self._end_ids:
+            self.finish = "stop"
+        elif self.n_generated >= self.request.max_new:
+            self.finish = "length"
+        return Token(token)
+
+    def done(self) -> Done:
+        """The closing event. On the host every routed expert of a decode window is read from RAM."""
+        if self.finish is None:
+            raise RuntimeError("a request that is not over has no DONE")
+        routed = self._routed * max(0, self.n_generated - 1)
+        return Done(
+            generated=self.n_generated,
+            prompt=self.n_prompt,
+            prompt_ms=self._read_ms - self._begun_ms,
+            decode_ms=self._last_ms - self._read_ms,
+            finish=self.finish,
+            reused=self.reused,
+            lookups=routed,
+            ram_blobs=routed,
+            prompt_read=min(self.n_held, self.n_prompt) - self.reused,
+        )
