@@ -1,8 +1,14 @@
 """Whole conversations: every line reads as the type it is, and is written again letter by letter."""
 
+import re
+from pathlib import Path
+from typing import get_args
+
 import pytest
 
 from strata.protocol import lines
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 
 SOLO = """\
 < INFO context=32768 kv=int8 kv_resident=0 expert_slots=7056 pcie_frac=0.55 batch_slots=2 slot_cache=1 engine=0.1.0
@@ -130,3 +136,25 @@ def test_a_refused_command_leads_to_the_err_line_of_the_protocol(line, written):
     with pytest.raises(lines.ProtocolError) as error:
         lines.decode_command(line)
     assert lines.encode(lines.Err(str(error.value))).startswith("ERR " + written)
+
+
+def test_the_documented_conversation_is_what_the_codec_reads_and_writes():
+    rows = [row for row in PAGE.read_text().splitlines() if row.startswith(("> ", "< "))]
+    assert len(rows) > 15
+    for row in rows:
+        if row == "> GEN 10 5,x":
+            continue
+        line = (lines.decode_command if row[0] == ">" else lines.decode_output)(row[2:])
+        assert lines.encode(line) == row[2:]
+    with pytest.raises(lines.ProtocolError) as refusal:
+        lines.decode_command("GEN 10 5,x")
+    assert "< " + lines.encode(lines.Err(str(refusal.value))) in rows
+
+
+def test_every_line_and_every_key_is_on_the_documentation_page():
+    page = PAGE.read_text()
+    for kind in (*get_args(lines.Command), *get_args(lines.Output)):
+        if kind is not lines.Unknown:
+            assert re.search(rf"`{kind.word}\b", page), kind
+    for key in lines.SamplingKeys.__struct_fields__:
+        assert f"`{key}`" in page, key
