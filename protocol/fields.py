@@ -121,11 +121,16 @@ def parse_ids(text: str) -> Ids:
 
 def _parse_ids_piece(piece: str) -> list[int]:
     plain = piece.encode("ascii") if piece.isascii() else b"?"
-    if not plain.translate(None, b"0123456789,"):
-        try:
-            return _IDS.decode(b"[" + plain + b"]")
-        except msgspec.DecodeError:
-            pass  # a leading zero, an empty field or a number too large: word by word below, with the word named
+    if plain.translate(None, b"0123456789,"):
+        return _parse_ids_by_word(piece)  # JSON would take more than digits here, a blank line or 1.0
+    try:
+        return _IDS.decode(b"[" + plain + b"]")
+    except msgspec.DecodeError:
+        return _parse_ids_by_word(piece)  # a leading zero, an empty field, a number too large
+
+
+def _parse_ids_by_word(piece: str) -> list[int]:
+    """Slower, but takes leading zeros and names the word that is no id."""
     return [whole(word, "ids", 0, MAX_INT32) for word in piece.split(",")]
 
 
