@@ -1,0 +1,248 @@
+"""The engine as tests drive it: the real process, and the real serve loop over a small scripted model."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from strata.engine.inbox import Inbox
+from strata.engine.schedule.live import SoloPath
+from strata.engine.serve import Server, Writer
+from strata.kernels.reference import sample
+from strata.protocol.lines import Done, Err, Info, Output, decode_output
+
+WAIT_S = 60
+ENGINE = Path(sys.executable).with_name("strata-engine")
+
+
+class EngineProcess:
+    """A running strata-engine. Lines go in with `send`; outputs come from `next` and `until`."""
+
+    def __init__(self, args: Sequence[str], log: Path, env: dict[str, str]) -> None:
+        self.log = log
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [str(ENGINE), *args],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, **env},
+            )
+        self._lines: queue.Queue[bytes | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def send(self, *lines: str | bytes) -> None:
+        data = b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in lines)
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def next(self) -> Output | None:
+        """The next output, None at the end of stdout."""
+        line = self._lines.get(timeout=WAIT_S)
+        return None if line is None else decode_output(line)
+
+    def until(self, *kinds: type) -> list[Output]:
+        """Outputs up to and with the first of one of these kinds. Fails when stdout ends before."""
+        got: list[Output] = []
+        while True:
+            output = self.next()
+            assert output is not None, f"stdout ended after {got[-5:]}; log: {self.log.read_text()}"
+            got.append(output)
+            if isinstance(output, kinds):
+                return got
+
+    def ask(self, line: str) -> list[Output]:
+        """One request to its DONE, or its ERR."""
+        self.send(line)
+        return self.until(Done, Err)
+
+    def close_input(self) -> None:
+        self.process.stdin.close()
+
+    def rest(self) -> list[Output]:
+        """All outputs until stdout ends."""
+        return list(iter(self.next, None))
+
+    def exit_code(self) -> int:
+        return self.process.wait(timeout=WAIT_S)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(timeout=WAIT_S)
+        self._reader.join(timeout=WAIT_S)
+        self.process.stdout.close()
+        if not self.process.stdin.closed:
+            self.process.stdin.close()
+
+
+Start = Callable[..., EngineProcess]
+
+
+@pytest.fixture(scope="session")
+def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """start_engine("--serve", ..., env={}) -> EngineProcess; all are ended with the tests."""
+    started: list[EngineProcess] = []
+    folder = tmp_path_factory.mktemp("engine")
+
+    def start(*args: str, env: dict[str, str] | None = None) -> EngineProcess:
+        started.append(EngineProcess(args, folder / f"{len(started)}.log", env or {}))
+        return started[-1]
+
+    yield start
+    for engine in started:
+        engine.kill()
+
+
+@pytest.fixture(scope="session")
+def serve_pack(start_engine: Start, packs: object) -> Callable[..., EngineProcess]:
+    """serve_pack("--prefill", "64") -> a real engine on a small pack that has said READY, with its INFO as `.info`."""
+
+    def serve(*args: str, pack: str = "odd-q8_0", env: dict[str, str] | None = None) -> EngineProcess:
+        engine = start_engine(
+            "--serve", "--pack", str(packs[pack]), "--threads", "1", "--verify-accounts", *args, env=env
+        )
+        info, ready = engine.next(), engine.next()
+        assert isinstance(info, Info), f"{info}; log: {engine.log.read_text()}"
+        engine.info, engine.ready = info, ready
+        return engine
+
+    return serve
+
+
+class ScriptedModel:
+    """A runner without weights: the logits are a function of all tokens so far, so a wrong state changes the text.
+
+    Asserts that tokens come in order, and remembers every call.
+    """
+
+    def __init__(self, vocab: int = 64) -> None:
+        self.vocab = vocab
+        self.tokens: list[int] = []
+        self.calls: list[tuple[int, int]] = []
+        self.before_feed: Callable[[], None] = lambda: None
+
+    def reset(self) -> None:
+        self.tokens = []
+
+    def feed(self, begin: int, tokens: np.ndarray, want_logits: bool) -> np.ndarray | None:
+        self.before_feed()
+        assert begin == len(self.tokens), f"tokens for {begin}, the state holds {len(self.tokens)}"
+        assert len(tokens) > 0
+        self.tokens += tokens.tolist()
+        self.calls.append((begin, len(tokens)))
+        return self.logits() if want_logits else None
+
+    def logits(self) -> np.ndarray:
+        seed = hash(tuple(self.tokens)) % 2**32
+        return np.random.default_rng(seed).normal(size=self.vocab).astype(np.float32)
+
+    def sample(self, logits: np.ndarray, recent: np.ndarray, how: object, position: int) -> int:
+        assert position == len(self.tokens)
+        return sample(logits, recent, how, position)
+
+    def check(self, n_held: int) -> None:
+        assert n_held == len(self.tokens)
+
+
+class Loop:
+    """The real serve loop in a thread, over pipes and a scripted model."""
+
+    def __init__(self, model: ScriptedModel, *, chunk: int = 4, reuse: bool = True, max_context: int = 64) -> None:
+        self.model = model
+        commands, self._commands = os.pipe()
+        outputs, self._outputs = os.pipe()
+        path = SoloPath(model, chunk=chunk, reuse=reuse, end_ids={3}, routed=5, verify=True)
+        self.inbox = Inbox(commands)
+        self.server = Server(path, self.inbox, Writer(self._outputs), max_context=max_context, vocab=model.vocab)
+        self.error: BaseException | None = None
+        self._fds = [commands, outputs]
+        self._reader = os.fdopen(outputs, "rb", closefd=False)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.inbox.start()
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.server.run()
+        except Exception as error:
+            self.error = error
+        os.close(self._outputs)
+
+    def send(self, *lines: str) -> None:
+        data = "".join(f"{line}\n" for line in lines).encode()
+        while data:
+            data = data[os.write(self._commands, data) :]
+
+    def send_bytes(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._commands, data) :]
+
+    def next(self) -> Output | None:
+        line = self._reader.readline()
+        return decode_output(line) if line else None
+
+    def until(self, *kinds: type) -> list[Output]:
+        got: list[Output] = []
+        while not got or not isinstance(got[-1], kinds):
+            output = self.next()
+            assert output is not None, f"the loop ended after {got[-5:]}: {self.error!r}"
+            got.append(output)
+        return got
+
+    def ask(self, line: str) -> list[Output]:
+        self.send(line)
+        return self.until(Done, Err)
+
+    def close_input(self) -> None:
+        if self._commands >= 0:
+            os.close(self._commands)
+            self._commands = -1
+
+    def rest(self) -> list[Output]:
+        return list(iter(self.next, None))
+
+    def join(self) -> None:
+        self._thread.join(timeout=WAIT_S)
+        assert not self._thread.is_alive(), "the serve loop hangs"
+
+    def close(self) -> None:
+        self.close_input()
+        self.rest()
+        self.join()
+        self._reader.close()
+        for fd in self._fds:
+            os.close(fd)
+
+
+@pytest.fixture
+def loop() -> Iterator[Callable[..., Loop]]:
+    """loop(chunk=4, reuse=True) -> Loop on a fresh scripted model."""
+    loops: list[Loop] = []
+
+    def make(model: ScriptedModel | None = None, **settings: object) -> Loop:
+        loops.append(Loop(model or ScriptedModel(), **settings))
+        return loops[-1]
+
+    yield make
+    for each in loops:
+        each.close()
+
+
+@pytest.fixture
+def scripted() -> type[ScriptedModel]:
+    return ScriptedModel

@@ -1,0 +1,54 @@
+"""STRATA_* variables: the switch rule, and that nothing one sets is passed over in silence."""
+
+from __future__ import annotations
+
+import pytest
+
+from strata.engine.environment import ELSEWHERE, HERE, NO_EFFECT_SWITCHES, NO_EFFECT_VALUES, is_on, notes
+
+SEEDS = """
+ADMIT_SHORT_FIRST ADMIT_MAX_WAIT_S ADMIT_MERGE_FIRST ARENA_PIN_GIB ARENA_REGISTER BATCH_ATTN_ROWS BATCH_GDN_GROUPS
+BATCH_DECODE_SHARE BATCH_YIELD_CHUNKS BATCH_GROUPS_NV_SERIAL DEFAULTS BATCH_MTP BATCH_MTP_SERIAL BATCH_SELF_COMMIT
+CKPT_POOL CKPT_THREADS DBG_GDN FOUR_CARD_PROFILE FS_SLOTS HANDOFF_PIPE IO_PREFETCH IQ_MT_MIN KEY MMQ_DIRECT
+MMQ_GROUP_SORT PARALLEL_SOLO PIPED_READ_PIECE PIPED_DECODE_MAX_MS PIPED_DECODE_MIN_MS PIPED_CONCURRENT
+PIPED_CONCURRENT_PRIO PIPE_ADAPT_EVERY PIPE_BYIELD_NODRAIN PIPED_MTP PREFILL_HELP PREFILL_OWN_AUTO SPLIT_MTP_BATCH
+QSA_SLOTS RESIDENT_HEADROOM_GIB SLOT_COPY_DIRECT SLOT_COPY_BATCHSYNC SLOT_CKPT_MOVE STAGE_TRIM TEST_BELL_SLEEP_US TRACE
+""".split()
+
+
+def test_all_variables_of_the_specification_are_known():
+    assert len(SEEDS) == 45
+    known = {*HERE, *NO_EFFECT_SWITCHES, *NO_EFFECT_VALUES, *ELSEWHERE}
+    assert [name for name in SEEDS if f"STRATA_{name}" not in known] == []
+
+
+def test_no_variable_is_in_two_lists():
+    lists = [set(HERE), set(NO_EFFECT_SWITCHES), set(NO_EFFECT_VALUES), set(ELSEWHERE)]
+    assert sum(map(len, lists)) == len(set().union(*lists))
+
+
+@pytest.mark.parametrize(
+    ("text", "on"),
+    [(None, False), ("", False), ("0", False), ("00", False), ("1", True), ("7", True), ("-1", True), ("yes", False)],
+)
+def test_a_switch_is_on_with_any_other_whole_number_only(text, on):
+    assert is_on(text) is on
+
+
+def test_a_variable_without_a_counterpart_is_said_once_and_not_refused():
+    assert notes({"STRATA_QSA_SLOTS": "1", "STRATA_WATCHDOG_S": "30"}) == [
+        "STRATA_QSA_SLOTS has no effect here",
+        "STRATA_WATCHDOG_S has no effect here",
+    ]
+
+
+def test_a_switch_with_text_is_taken_as_off_and_said():
+    assert notes({"STRATA_DEBUG": "on"}) == ["STRATA_DEBUG is a switch and its value is no whole number: taken as off"]
+
+
+def test_a_misspelled_variable_is_said():
+    assert notes({"STRATA_DEBUGG": "1"}) == ["STRATA_DEBUGG is no variable that this engine knows"]
+
+
+def test_variables_of_the_server_and_empty_ones_are_no_news():
+    assert notes({"STRATA_API_KEY": "x", "STRATA_TRACE": "", "PATH": "/bin", "STRATA_DEBUG": "1"}) == []

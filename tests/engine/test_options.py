@@ -1,0 +1,178 @@
+"""The command line: what is taken, what is refused, and that a refusal names the option, the limit and the remedy."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from strata.engine import flags, options
+from strata.engine.options import Options, Refused, parse
+
+ENGINE = Path(sys.executable).with_name("strata-engine")
+
+SPECIFIED = """
+--serve --max-context --kv --kv-resident --vram-reserve-mib --expert-cache --expert-cache-device1 --expert-cache-device2
+--expert-cache-device3 --remote-expert-opt --peer-device --pcie-frac --pcie-mode --resident-experts --prefill
+--no-prefill-borrow --prefill-head-alias --short-read --pipeline-windows --mtp --spec --spec-min-p --prompt-cache
+--prompt-cache-every --prompt-cache-root --conversation-cache-mib --conversation-cache-slots
+--conversation-cache-min-free-mib --adapt-every --adapt-swaps --adapt-decay --adapt-min-gain --adapt-async --batch --slots
+--batch-groups --batch-mtp --layer-split --trim-stage-weights
+--native --pack --expert-profile --expert-profile-save --expert-profile-save-every --expert-cache-per-layer
+--mmap-experts --resident-cpu-experts --resident-budget-gib --vram-elastic --vram-segment-mib --vram-reserve-later-mib
+--split-device --split-skip-if-fits --head-device --kv-grow --prompt-cache-tail --turn-token --tail-role-token --eos-ids
+--conversation-cache-disk-mib --conversation-cache-dir --conversation-cache-similarity --conversation-cache-n-min
+--system-prompt-cache-dir --session-min-free-mib --suffix-draft --lookup-chain --lookup-chain-min --mtp-max-t
+--mtp-window --mtp-draft-vocab --mtp-q4 --mtp-hnorm --coupled-draft --pool-workers --pool-tasks --pool-affinity
+--host-core --ple-io --control-vector --control-vector-scaled --cvec-layers --rope-scale --yarn-ext-factor --vision
+--stats
+""".split()
+
+
+def refusal_of(*argv: str) -> str:
+    with pytest.raises(Refused) as refused:
+        parse(argv)
+    return str(refused.value)
+
+
+def test_an_option_of_the_specification_is_never_called_unknown():
+    assert [name for name in SPECIFIED if flags.find(name) is None] == []
+
+
+@pytest.mark.parametrize("name", [name for name in SPECIFIED if not flags.find(name).works])
+def test_an_option_that_does_not_exist_yet_is_refused_by_its_name_and_not_ignored(name):
+    text = refusal_of("--pack", "x.gguf", name, "1")
+    assert text.startswith(f"{name}: ")
+    assert text.endswith("leave the option out")
+    assert "\n" not in text
+
+
+def test_defaults_of_the_struct_are_those_that_the_table_shows():
+    given = parse(["--pack", "x.gguf"])
+    for flag in flags.FLAGS:
+        if not flag.works or flag.name == "--pack":
+            continue
+        value = getattr(given, flag.field)
+        shown = {"--eos-ids": None, "--threads": 0, "--prefill": 0}.get(flag.name, flag.default)
+        assert value == (shown if not isinstance(shown, str) else {"off": False}.get(shown, type(value)(shown)))
+
+
+def test_every_working_option_reaches_its_field():
+    given = parse(
+        "--serve --pack m.gguf --eos-ids 1,2 --max-context 8192 --prefill 64 --prompt-cache 0 --device host --threads 3 "
+        "--kernels reference --verify-accounts --stats".split()
+    )
+    assert given == Options(
+        serve=True,
+        pack="m.gguf",
+        eos_ids=(1, 2),
+        max_context=8192,
+        prefill=64,
+        prompt_cache=0,
+        device="host",
+        threads=3,
+        kernels="reference",
+        verify_accounts=True,
+        stats=True,
+    )
+    assert {flag.field for flag in flags.FLAGS if flag.works} == set(Options.__struct_fields__)
+
+
+def test_an_option_given_twice_takes_the_last_value():
+    assert parse(["--pack", "a", "--native", "b", "--max-context", "64", "--max-context=128"]).pack == "b"
+    assert parse(["--pack", "a", "--max-context", "64", "--max-context=128"]).max_context == 128
+
+
+def test_auto_is_a_chunk_size_and_never_longer_than_the_context():
+    assert parse(["--pack", "a", "--prefill", "auto"]).prefill_chunk == flags.AUTO_CHUNK
+    assert parse(["--pack", "a", "--prefill", "0"]).prefill_chunk == flags.AUTO_CHUNK
+    assert parse(["--pack", "a", "--prefill", "512", "--max-context", "100"]).prefill_chunk == 100
+
+
+def test_a_chunk_of_the_command_line_fits_a_forward_pass():
+    from strata.engine.model import MAX_ROWS
+
+    assert flags.MAX_CHUNK <= MAX_ROWS
+
+
+@pytest.mark.parametrize(
+    ("argv", "wants"),
+    [
+        (["--max-context", "15"], "--max-context: wants a whole number from 16 to 1048576, got '15'"),
+        (["--max-context", "-5"], "--max-context: wants a whole number from 16 to 1048576, got '-5'"),
+        (["--max-context", "9" * 5000], "--max-context: wants a whole number from 16 to 1048576, got '9"),
+        (["--max-context", "４０９６"], "--max-context: wants"),
+        (["--max-context"], "--max-context: a value is missing; wants N"),
+        (["--max-context", "--serve"], "--max-context: a value is missing"),
+        (["--prefill", "many"], "--prefill: wants auto or a whole number from 0 to 8192, got 'many'"),
+        (["--prefill", "8193"], "--prefill: wants auto"),
+        (["--prompt-cache", "65"], "--prompt-cache: wants a whole number from 0 to 64"),
+        (["--threads", "0"], "--threads: wants a whole number from 1 to 256"),
+        (["--eos-ids", "1,,2"], "--eos-ids: wants token ids separated by commas"),
+        (["--eos-ids", ""], "--eos-ids: wants token ids"),
+        (["--kernels", "fast"], "--kernels: wants one of cpu, reference, got 'fast'"),
+        (["--device", "tpu"], "--device: wants one of host, cuda"),
+        (["--serve=1"], "--serve: takes no value, got '1'"),
+        (["--sreve"], "--sreve: unknown option; strata-engine --help lists all"),
+        (["model.gguf"], "model.gguf: unknown option"),
+        (["--kv", "fp16"], "--kv: this engine keeps keys and values in float32; leave the option out"),
+        (["--batch=4"], "--batch: this engine serves one request at a time; leave the option out"),
+        (["--rope-scale", "2"], "--rope-scale: the context cannot be extended"),
+    ],
+)
+def test_a_refusal_names_the_option_the_limit_and_what_was_given(argv, wants):
+    text = refusal_of("--pack", "x.gguf", *argv)
+    assert text.startswith(wants)
+    assert len(text) < 300
+
+
+def test_a_start_without_a_model_says_how_to_name_one():
+    assert refusal_of("--serve") == "--pack: no model given; name a GGUF file: --pack model.gguf"
+
+
+def test_cuda_without_cupy_says_what_to_install_and_with_it_that_there_is_no_such_device(monkeypatch):
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
+    assert "install strata[cuda12] or strata[cuda13], or use --device host" in refusal_of("--pack", "x", "--device", "cuda")
+    monkeypatch.setattr(options, "find_spec", lambda name: object())
+    assert "no CUDA device yet; use --device host" in refusal_of("--pack", "x", "--device", "cuda")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--serve", "--pack", "x.gguf", "--frobnicate"],
+        ["--kv", "int8", "--serve"],
+        ["--serve", "--max-context", "1"],
+        ["--serve", "--pack", "/nonexistent/model.gguf"],
+        ["--serve"],
+    ],
+)
+def test_a_refused_start_ends_with_code_2_one_log_line_and_the_same_reason_for_the_server(argv):
+    done = subprocess.run([str(ENGINE), *argv], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert done.returncode == 2
+    log, out = done.stderr.splitlines(), done.stdout.splitlines()
+    assert len(log) == 1 and len(out) == 1
+    assert out[0].startswith("ERR ")
+    assert log[0].endswith(out[0].removeprefix("ERR "))
+
+
+def test_a_refused_start_without_serve_leaves_stdout_alone():
+    done = subprocess.run([str(ENGINE), "--nope"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_help_shows_every_option_with_its_default_and_examples():
+    done = subprocess.run([str(ENGINE), "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    for flag in flags.FLAGS:
+        assert flag.name in done.stdout
+    assert "Examples" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+def test_version_is_that_of_the_package():
+    done = subprocess.run([str(ENGINE), "--version"], capture_output=True, text=True, timeout=60)
+    assert re.fullmatch(r"strata-engine \d+\.\d+\.\d+\n", done.stdout)
