@@ -1,0 +1,97 @@
+"""Sums over lanes of `ops.py`, and element access without tests, for numba kernels.
+
+get(a, i), put(a, i, x)    one element; unlike a[i] without the test for a negative i, which keeps loops scalar
+lanes_dot(a, i, b, j, n)   lanes(a[i + k] * b[j + k] for k < n)
+lanes_sum(a, i, n)         lanes(a[i + k] for k < n)
+
+Arrays are one-dimensional contiguous float32, positions are in elements, nothing is checked: the wrappers do that.
+Cost   n / 16 fma, then 11 additions and 4 shuffles
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from strata.kernels.cpu import vector
+from strata.kernels.cpu.vector import FLOAT, INDEX, POINTER, WIDTH, constant, move
+from strata.kernels.ops import LANES
+
+_CHAINS: Final = LANES // WIDTH
+
+
+def _lanes(module: ir.Module, products: bool) -> ir.Function:
+    """float(float* a, float* b, i64 n): lanes(a * b), or lanes(a) where b is not read."""
+    function = vector.internal_function(module, f"lanes_{products}", FLOAT, [POINTER, POINTER, INDEX])
+    if function.blocks:
+        return function
+    a, b, n = function.args
+    builder: Any = ir.IRBuilder(function.append_basic_block())
+    chains = vector.Accumulators(builder, _CHAINS)
+
+    def step(j: int, load: Any) -> Any:
+        return vector.fma(builder, load(a), load(b), chains[j]) if products else builder.fadd(chains[j], load(a))
+
+    whole = builder.and_(n, constant(-LANES))
+    with vector.loop(builder, constant(0), whole, LANES) as i:
+        for j in range(_CHAINS):
+            chains[j] = step(j, lambda x, at=j * WIDTH: vector.load(builder, move(builder, x, i, at)))
+    rest = builder.sub(n, whole)
+    with builder.if_then(builder.icmp_signed(">", rest, constant(0))):
+        for j in range(_CHAINS):
+            mask = vector.mask_of_rest(builder, rest, j * WIDTH)
+            new = step(j, lambda x, at=j * WIDTH, m=mask: vector.load_masked(builder, move(builder, x, whole, at), m))
+            chains[j] = builder.select(mask, new, chains[j])
+    builder.ret(vector.fold(builder, chains.all()))
+    return function
+
+
+@intrinsic
+def lanes_dot(typing_context, a, i, b, j, n):  # type: ignore[no-untyped-def]
+    if not vector.is_floats(a, b):
+        return None
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        x = vector.address(context, builder, a, *arguments[:2])
+        y = vector.address(context, builder, b, *arguments[2:4])
+        return builder.call(_lanes(builder.module, True), [x, y, arguments[4]])
+
+    return types.float32(a, types.int64, b, types.int64, types.int64), codegen
+
+
+@intrinsic
+def lanes_sum(typing_context, a, i, n):  # type: ignore[no-untyped-def]
+    if not vector.is_floats(a):
+        return None
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        x = vector.address(context, builder, a, *arguments[:2])
+        return builder.call(_lanes(builder.module, False), [x, x, arguments[2]])
+
+    return types.float32(a, types.int64, types.int64), codegen
+
+
+@intrinsic
+def get(typing_context, array, i):  # type: ignore[no-untyped-def]
+    if not vector.is_floats(array):
+        return None
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.load(vector.address(context, builder, array, *arguments))
+
+    return types.float32(array, types.int64), codegen
+
+
+@intrinsic
+def put(typing_context, array, i, value):  # type: ignore[no-untyped-def]
+    if not vector.is_floats(array):
+        return None
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        builder.store(arguments[2], vector.address(context, builder, array, *arguments[:2]))
+        return context.get_dummy_value()
+
+    return types.none(array, types.int64, types.float32), codegen
