@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -89,10 +90,7 @@ def test_n_grams_reach_back_over_a_cut_and_stop_at_an_eos(cuts):
     ids = [5, 6, EOS, 7, 8, 9, EOS, EOS, 10, 11, 12, EOS, 3]
     history, edges = fresh(w), [0, *cuts, len(ids)]
     got = np.concatenate(
-        [
-            reference.ple_rows(w, np.array(ids[i:j], np.int32), whole(j - i), history)
-            for i, j in zip(edges, edges[1:], strict=False)
-        ]
+        [reference.ple_rows(w, np.array(ids[i:j], np.int32), whole(j - i), history) for i, j in pairwise(edges)]
     )
     assert got.tolist() == rows_of(ids, w)
 
@@ -142,7 +140,7 @@ def test_the_convolution_is_dilated_and_an_eos_does_not_clear_it(cuts):
     history, conv = fresh(w), np.zeros((1, (KERNEL - 1) * len(w.multipliers), C * H), np.float32)
     wanted = x + added(w, x, np.array(rows_of(ids, w)))
     edges, got = [0, *cuts, n], x.copy()
-    for i, j in zip(edges, edges[1:], strict=False):
+    for i, j in pairwise(edges):
         rows = reference.ple_rows(w, np.array(ids[i:j], np.int32), whole(j - i), history)
         part = got[i:j].copy()
         reference.ple(w, part, rows, whole(j - i), conv, EPS)

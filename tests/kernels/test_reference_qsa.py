@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ class Case:
         tables = np.arange(MAX // PAGE, dtype=np.int32)[None] if tables is None else tables
         pages, edges = self.pages(8, fill=np.nan), [0, *cuts, self.n]
         out = []
-        for begin, end in zip(edges, edges[1:], strict=False):
+        for begin, end in pairwise(edges):
             self.store(pages, tables, begin, end)
             out.append(self.attend(pages, tables, begin, end))
         return np.concatenate(out)
