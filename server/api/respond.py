@@ -1,0 +1,58 @@
+"""From a running request to an HTTP answer, whole or streamed, for the dialects with OpenAI's frames.
+
+A stream opens at once, before the prompt is read; what fails after that arrives as an error event.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from strata.server.errors import Refused
+from strata.server.generation import Generation, Heartbeat, Reading, Update
+
+from .native import json_answer
+from .sse import EventStream
+
+
+class Answer(Protocol):
+    """The answer of one request: as chunks while it grows, and whole at its end."""
+
+    def opening(self) -> dict[str, Any]:
+        """The first chunk."""
+
+    def chunk_of(self, update: Update) -> dict[str, Any] | None:
+        """The chunk for an update; None: it has none."""
+
+    def add(self, update: Update) -> None: ...
+    def whole(self) -> dict[str, Any]: ...
+
+
+async def respond(
+    request: web.Request, generation: Generation, answer: Answer, *, stream: bool, return_progress: bool = False
+) -> web.StreamResponse:
+    """Raises Refused for a whole answer that fails."""
+    async with generation:
+        if stream:
+            return await _stream(request, generation, answer, return_progress)
+        async for update in generation.updates():
+            answer.add(update)
+        return json_answer(answer.whole())
+
+
+async def _stream(
+    request: web.Request, generation: Generation, answer: Answer, return_progress: bool
+) -> web.StreamResponse:
+    events = await EventStream.open(request)
+    await events.data(answer.opening())
+    try:
+        async for update in generation.updates():
+            if isinstance(update, Heartbeat) or (isinstance(update, Reading) and not return_progress):
+                await events.comment("keep-alive")
+            elif (chunk := answer.chunk_of(update)) is not None:
+                await events.data(chunk)
+    except Refused as refused:
+        await events.data(refused.body())
+    await events.done()
+    return await events.close()

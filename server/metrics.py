@@ -1,0 +1,217 @@
+"""What happened: the last requests, totals, and the Prometheus form of both.
+
+Units    milliseconds in records (as the engine's DONE gives them), seconds in Prometheus, `time` in seconds since 1970
+Bounds   500 records, a history of 15 minutes
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from strata.protocol.lines import Done, rate
+
+from .scheduler import Failed, Job, Phase
+
+if TYPE_CHECKING:
+    from .service import Service
+
+KEPT_RECORDS = 500
+SHOWN_RECORDS = 12
+HISTORY_EVERY_S = 5.0
+_HISTORY = 180
+_BUCKETS = tuple(round(scale * 10.0**power, 3) for power in range(-3, 3) for scale in (1, 2.5, 5)) + (1000, 2560)
+_STATES = ("unloaded", "idle", "reading", "generating")
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished request as /metrics shows it."""
+
+    time: float
+    duration_s: float
+    finish: str
+    prompt_tokens: int
+    reused: int
+    output_tokens: int
+    prompt_total: int
+    prompt_read: int
+    prompt_ms: float
+    decode_ms: float
+    decode_tok_s: float
+    hit_rate: float | None
+    pcie_share: float | None
+    ram_blobs: int
+    file_blobs: int
+    file_mb: float
+    drafts_offered: int
+    drafts_accepted: int
+
+
+class Totals(msgspec.Struct):
+    since: float
+    requests: int = 0
+    prompt_tokens: int = 0
+    reused: int = 0
+    output_tokens: int = 0
+    prompt_ms: float = 0.0
+    decode_ms: float = 0.0
+    drafts_offered: int = 0
+    drafts_accepted: int = 0
+
+    def add(self, record: Record) -> None:
+        self.requests += 1
+        for name in self.__struct_fields__[2:]:
+            setattr(self, name, getattr(self, name) + getattr(record, name))
+
+
+class Metrics:
+    """Fed by the service: `token` for each one that is delivered, `ended` once for each request."""
+
+    def __init__(self) -> None:
+        self.totals = Totals(since=time.time())
+        self.records: deque[Record] = deque(maxlen=KEPT_RECORDS)
+        self.last_done: Done | None = None
+        self.last_request_at: float | None = None
+        self.history: deque[dict[str, Any]] = deque(maxlen=_HISTORY)
+        self.registry = CollectorRegistry()
+        self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of finished requests, reused ones included.")
+        self._output = self._counter("vllm:generation_tokens", "Generated tokens.")
+        self._reads = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in earlier state.")
+        self._reused = self._counter("vllm:prefix_cache_hits", "Prompt tokens that did not have to be read.")
+        self._offered = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens checked.")
+        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens confirmed.")
+        self._success = Counter(
+            "vllm:request_success", "Finished requests.", ["finished_reason"], registry=self.registry
+        )
+        self._prompt_s = self._counter("strata:totals_prompt_seconds", "Time spent reading prompts.")
+        self._decode_s = self._counter("strata:totals_decode_seconds", "Time spent generating.")
+        self._first = self._histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.")
+        self._gap = self._histogram("vllm:inter_token_latency_seconds", "Between two tokens of a request.")
+        self._whole = self._histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.")
+
+    def token(self, job: Job) -> None:
+        times = job.token_times
+        if job.n_generated == 1:
+            self._first.observe(times[-1] - job.arrived)
+        elif len(times) > 1:
+            self._gap.observe(times[-1] - times[-2])
+
+    def ended(self, job: Job, end: Done | Failed | None, now: float) -> Record:
+        """Account for a request that is over; `now` is of the clock that the job was stamped with."""
+        self.last_request_at = time.time()
+        done = end if isinstance(end, Done) else None
+        record = _record(job, done, "cancel" if end is None or job.gone else "error", now - job.arrived)
+        if not job.sent:
+            return record  # it never reached the engine
+        self.records.append(record)
+        self.totals.add(record)
+        self._prompt.inc(record.prompt_total)
+        self._output.inc(record.output_tokens)
+        self._reads.inc(record.prompt_total)
+        self._reused.inc(record.reused)
+        self._offered.inc(record.drafts_offered)
+        self._accepted.inc(record.drafts_accepted)
+        self._prompt_s.inc(record.prompt_ms / 1000)
+        self._decode_s.inc(record.decode_ms / 1000)
+        if done is not None:
+            self.last_done = done
+            self._success.labels(record.finish).inc()
+            self._whole.observe(record.duration_s)
+        return record
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, registry=self.registry)
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(name, text, buckets=_BUCKETS, registry=self.registry)
+
+
+def _record(job: Job, done: Done | None, without_done: str, duration_s: float) -> Record:
+    return Record(
+        time=time.time(),
+        duration_s=round(duration_s, 3),
+        finish=done.finish if done else without_done,
+        prompt_tokens=len(job.prompt),
+        reused=done.reused if done else job.n_reused,
+        output_tokens=done.generated if done else job.n_generated,
+        prompt_total=done.prompt if done else 0,
+        prompt_read=done.prompt_read if done else max(job.n_read - job.n_reused, 0),
+        prompt_ms=done.prompt_ms if done else 0.0,
+        decode_ms=done.decode_ms if done else 0.0,
+        decode_tok_s=round(rate(done.generated, done.decode_ms), 2) if done else 0.0,
+        hit_rate=done.hit_rate if done else None,
+        pcie_share=done.pcie_share if done else None,
+        ram_blobs=done.ram_blobs if done else 0,
+        file_blobs=done.file_blobs if done else 0,
+        file_mb=done.file_mb if done else 0.0,
+        drafts_offered=done.drafts_offered if done else 0,
+        drafts_accepted=done.drafts_accepted if done else 0,
+    )
+
+
+def live(service: Service) -> dict[str, Any]:
+    """What is happening now."""
+    scheduler = service.scheduler
+    job, now = scheduler.open, scheduler.clock()
+    state = "unloaded" if not service.is_loaded else "idle"
+    if job is not None:
+        state = "generating" if job.phase is Phase.DECODING else "reading"
+    totals = service.metrics.totals
+    return {
+        "state": state,
+        "queued": len(scheduler.waiting),
+        "phase": str(job.phase) if job else "idle",
+        "prompt_tokens": len(job.prompt) if job else 0,
+        "prompt_read": job.n_read if job else 0,
+        "prompt_total": len(job.prompt) if job else 0,
+        "generated": job.n_generated if job else 0,
+        "max_tokens": job.max_new if job else 0,
+        "elapsed_s": round(now - job.sent, 3) if job else 0.0,
+        "tok_s": round(job.tok_s(now), 2) if job else 0.0,
+        "tok_s_mean": round(rate(totals.output_tokens, totals.decode_ms), 2),
+        "prefill_tok_s_mean": round(rate(totals.prompt_tokens - totals.reused, totals.prompt_ms), 2),
+        "parallel": max(service.info.whole("batch_slots"), 0),
+        "running": int(job is not None),
+        "waiting": len(scheduler.waiting),
+        "outside_slots": int(job is not None),
+        "slots": [],
+    }
+
+
+def sample(service: Service) -> None:
+    """One point of the history."""
+    now = live(service)
+    names = ("state", "tok_s", "running", "waiting")
+    service.metrics.history.append({"time": round(time.time(), 3), **{name: now[name] for name in names}})
+
+
+class LiveCollector(Collector):
+    """The gauges, read at the moment of the scrape."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def collect(self) -> Iterable[Metric]:
+        now = live(self._service)
+        yield GaugeMetricFamily("vllm:num_requests_running", "Requests in the engine.", value=now["running"])
+        yield GaugeMetricFamily("vllm:num_requests_waiting", "Requests in the queue.", value=now["waiting"])
+        yield GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the context in use.", value=self._context_share())
+        states = GaugeMetricFamily("strata:live_state", "1 for the state the server is in.", labels=["state"])
+        for state in _STATES:
+            states.add_metric([state], float(state == now["state"]))
+        yield states
+        yield GaugeMetricFamily("strata:live_tok_s", "Tokens per second over the last two seconds.", value=now["tok_s"])
+        done = self._service.metrics.last_done
+        if done is not None and done.hit_rate is not None:
+            yield GaugeMetricFamily("strata:last_hit_rate", "Experts served from VRAM.", value=done.hit_rate)
+
+    def _context_share(self) -> float:
+        job, context = self._service.scheduler.open, self._service.context
+        return (job.n_read + job.n_generated) / context if job and context else 0.0
