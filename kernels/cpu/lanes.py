@@ -3,6 +3,7 @@
 get(a, i), put(a, i, x)    one element; unlike a[i] without the test for a negative i, which keeps loops scalar
 lanes_dot(a, i, b, j, n)   lanes(a[i + k] * b[j + k] for k < n)
 lanes_sum(a, i, n)         lanes(a[i + k] for k < n)
+peak(a, i, n)              the largest of n > 0 elements
 
 Arrays are one-dimensional contiguous float32, positions are in elements, nothing is checked: the wrappers do that.
 Cost   n / 16 fma, then 11 additions and 4 shuffles
@@ -47,6 +48,39 @@ def _lanes(module: ir.Module, products: bool) -> ir.Function:
             chains[j] = builder.select(mask, new, chains[j])
     builder.ret(vector.fold(builder, chains.all()))
     return function
+
+
+def _peak(module: ir.Module) -> ir.Function:
+    """float(float* a, i64 n): the maximum, 16 lanes at a time; the order does not matter to a maximum."""
+    function = vector.internal_function(module, "peak", FLOAT, [POINTER, INDEX])
+    if function.blocks:
+        return function
+    a, n = function.args
+    builder: Any = ir.IRBuilder(function.append_basic_block())
+    best = vector.Accumulators(builder, 1)
+    best[0] = vector.splat(builder, builder.load(a))
+    with vector.loop(builder, constant(0), n, WIDTH) as i:
+        mask = vector.mask_of_rest(builder, builder.sub(n, i), 0)
+        values = vector.load_masked(builder, builder.gep(a, [i]), mask)
+        larger = builder.and_(mask, builder.fcmp_ordered(">", values, best[0]))
+        best[0] = builder.select(larger, values, best[0])
+    lanes = [builder.extract_element(best[0], ir.Constant(ir.IntType(32), j)) for j in range(WIDTH)]
+    while len(lanes) > 1:
+        pairs = zip(lanes[::2], lanes[1::2], strict=True)
+        lanes = [builder.select(builder.fcmp_ordered(">", x, y), x, y) for x, y in pairs]
+    builder.ret(lanes[0])
+    return function
+
+
+@intrinsic
+def peak(typing_context, a, i, n):  # type: ignore[no-untyped-def]
+    if not vector.is_floats(a):
+        return None
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.call(_peak(builder.module), [vector.address(context, builder, a, *arguments[:2]), arguments[2]])
+
+    return types.float32(a, types.int64, types.int64), codegen
 
 
 @intrinsic
