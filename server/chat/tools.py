@@ -323,7 +323,7 @@ class _JsonReader:
         if self._streams:
             self._streams = scanner.depth > 1
             self._call.arguments(out if self._streams else "")
-        elif depth == 1 and wants == "value" and letter == "{" and self._is_arguments and self._call.name is not None:
+        elif depth < scanner.depth == 2 and letter == "{" and self._is_arguments and self._call.name is not None:
             self._streams = self._has_arguments = True
             self._call.arguments(out)
         elif scanner.done or (scanner.depth == 1 and scanner.wants == "key" != wants):

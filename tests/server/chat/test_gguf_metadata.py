@@ -138,7 +138,7 @@ def test_the_same_key_twice_is_taken(write_gguf: Callable[..., Path], tmp_path: 
 def test_mutated_headers_crash_the_reader(
     write_gguf: Callable[..., Path], tmp_path: Path, tokenizer_pairs: dict[str, Any]
 ) -> None:
-    """2,000 headers with a few bytes changed, inserted, removed or cut off: a vocabulary or a VocabularyError."""
+    """1,000 headers with a few bytes changed, inserted, removed or cut off: a vocabulary or a VocabularyError."""
     small = {key: value[:270] if isinstance(value, list) else value for key, value in tokenizer_pairs.items()}
     small |= {"tokenizer.ggml.merges": small["tokenizer.ggml.merges"][:10], "tokenizer.ggml.eos_token_id": 5}
     small["tokenizer.ggml.padding_token_id"] = 6
@@ -146,7 +146,7 @@ def test_mutated_headers_crash_the_reader(
     rng = random.Random(1)
     path = tmp_path / "mutated.gguf"
     errors = 0
-    for _ in range(2000):
+    for _ in range(1000):
         data = bytearray(original)
         for _ in range(rng.randint(1, 4)):
             at = rng.randrange(len(data))
@@ -166,4 +166,4 @@ def test_mutated_headers_crash_the_reader(
         except VocabularyError as error:
             errors += 1
             assert str(error).startswith(str(path)) and "\n" not in str(error)
-    assert 0 < errors < 2000
+    assert 0 < errors < 1000
