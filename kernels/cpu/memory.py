@@ -1,0 +1,93 @@
+"""Numbers in memory by address, for functions that work on tables of addresses. Nothing is checked.
+
+word, put_word    int64 at address + 8 * index           int32_at, byte_at     an int32 or uint8
+float_at, put_float   float32 at address + 4 * index     clear16, copy_floats  runs of float32
+prefetch          ask for the cache line of an address; never a fault
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from strata.kernels.cpu.math import JIT
+
+_I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+def _pointer(builder, kind, address, index):
+    return builder.gep(builder.inttoptr(address, kind.as_pointer()), [index])
+
+
+def _reader(kind, result, align=4):
+    def codegen(context, builder, signature, arguments):
+        value = builder.load(_pointer(builder, kind, *arguments))
+        value.align = align
+        return value
+
+    return result(types.int64, types.int64), codegen
+
+
+def _writer(kind, argument):
+    def codegen(context, builder, signature, arguments):
+        builder.store(arguments[2], _pointer(builder, kind, *arguments[:2])).align = 4
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, argument), codegen
+
+
+@intrinsic
+def word(typing_context, address, index):
+    return _reader(_I64, types.int64)
+
+
+@intrinsic
+def put_word(typing_context, address, index, value):
+    return _writer(_I64, types.int64)
+
+
+@intrinsic
+def int32_at(typing_context, address, index):
+    return _reader(_I32, types.int32)
+
+
+@intrinsic
+def byte_at(typing_context, address, index):
+    return _reader(_I8, types.uint8, 1)
+
+
+@intrinsic
+def float_at(typing_context, address, index):
+    return _reader(_F32, types.float32)
+
+
+@intrinsic
+def put_float(typing_context, address, index, value):
+    return _writer(_F32, types.float32)
+
+
+@intrinsic
+def prefetch(typing_context, address):
+    def codegen(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], _I8.as_pointer())
+        flags = [ir.Constant(_I32, n) for n in (0, 2, 1)]  # a read, second-level cache, data
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+        name = "llvm.prefetch.p0"
+        known = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+        builder.call(known, [pointer, *flags])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@njit("void(int64, int64)", **JIT)
+def clear_floats(address, n):
+    for i in range(n):
+        put_float(address, i, 0.0)
+
+
+@njit("void(int64, int64, int64)", **JIT)
+def copy_floats(target, source, n):
+    for i in range(n):
+        put_float(target, i, float_at(source, i))
