@@ -1,13 +1,19 @@
-"""Fixtures of the kernel tests: random weights of every type, stored as a file would hold them."""
+"""Fixtures of the kernel tests: weights of every type as a file would hold them, the written arithmetic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import numba
 import numpy as np
 import pytest
 
+from strata.kernels.cpu.linear import set_threads
 from strata.kernels.formats import BY_NAME, Weight
+from strata.kernels.ops import EXP_POLY, LANES, LOG1P_POLY
+from strata.kernels.reference.fma import fma
+
+F = np.float32
 
 HALVES = {  # byte offsets of the half-precision numbers of a block; 0 where not named
     "Q4_1": (0, 2),
@@ -66,3 +72,74 @@ def random_weight() -> Callable[..., Weight]:
         return Weight(kind, shape, unaligned(data))
 
     return make
+
+
+class Written:
+    """The steps of `ops.py`, "One arithmetic", in NumPy with an exact fma: the bits that kernels must have."""
+
+    fma = staticmethod(fma)
+
+    @staticmethod
+    def exp(x: np.ndarray) -> np.ndarray:
+        y = np.minimum(x, F(88.3))
+        n = np.round(y * F(1.44269504))  # NumPy rounds halves to the even number
+        r = fma(-n, F(1.42860677e-6), fma(-n, F(0.693145751953125), y))
+        p = np.full_like(x, EXP_POLY[0])
+        for c in EXP_POLY[1:]:
+            p = fma(p, r, F(c))
+        y = fma(p, r * r, r) + F(1)
+        power = (np.nan_to_num(n).astype(np.int32) + 127 << 23).view(np.float32)
+        return np.where(x < F(-87.3), F(0), y * power)
+
+    @staticmethod
+    def sigmoid(x: np.ndarray) -> np.ndarray:
+        return F(1) / (F(1) + Written.exp(-x))
+
+    @staticmethod
+    def silu(x: np.ndarray) -> np.ndarray:
+        return x / (F(1) + Written.exp(-x))
+
+    @staticmethod
+    def softplus(x: np.ndarray) -> np.ndarray:
+        y = Written.exp(-np.abs(x))
+        z = y / (F(2) + y)
+        s = z * z
+        p = np.full_like(x, LOG1P_POLY[0])
+        for c in LOG1P_POLY[1:]:
+            p = fma(p, s, F(c))
+        return np.maximum(x, F(0)) + (F(2) * z) * p
+
+    @staticmethod
+    def lanes(a: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
+        """lanes(a), or lanes(a * b), over the last axis."""
+        p = np.zeros((*np.broadcast_shapes(a.shape, a.shape if b is None else b.shape)[:-1], LANES), np.float32)
+        for i in range(0, a.shape[-1], LANES):
+            part = a[..., i : i + LANES]
+            m = part.shape[-1]
+            p[..., :m] = p[..., :m] + part if b is None else fma(part, b[..., i : i + LANES], p[..., :m])
+        for s in (64, 32, 16, 8, 4, 2, 1):
+            p = p[..., :s] + p[..., s : 2 * s]
+        return p[..., 0]
+
+    @staticmethod
+    def rms(x: np.ndarray, w: np.ndarray, eps: float) -> np.ndarray:
+        r = F(1) / np.sqrt(Written.lanes(x, x) / F(x.shape[-1]) + F(eps))
+        return (x * r[..., None]) * w
+
+    @staticmethod
+    def same(a: np.ndarray, b: np.ndarray) -> bool:
+        """The same bits, signs of zeros included; any NaN equals any other."""
+        return bool(((a.view(np.uint32) == b.view(np.uint32)) | (np.isnan(a) & np.isnan(b))).all())
+
+
+@pytest.fixture
+def written() -> type[Written]:
+    return Written
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """threads(n) sets the number of threads until the end of the test."""
+    before = numba.get_num_threads()
+    yield set_threads
+    set_threads(before)
