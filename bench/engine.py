@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="everything after it goes to the engine")
 
 
-def tests(prompts: list[int], generate: list[int], depths: list[int]) -> list[tuple[str, int, int]]:
+def plan(prompts: list[int], generate: list[int], depths: list[int]) -> list[tuple[str, int, int]]:
     """(name, prompt tokens, tokens to generate) of every test."""
     out = [(f"pp {n}", n, 1) for n in prompts]
     out += [(f"tg {n}" + (f" @ {d}" if d else ""), max(d, 1), n) for d in depths for n in generate]
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.runs < 1:
         console.print("--runs: at least 1")
         return 2
-    todo = tests(args.prompt, args.generate, args.depth)
+    todo = plan(args.prompt, args.generate, args.depth)
     if not todo:
         console.print("nothing to measure: give --prompt or --generate a length")
         return 2

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from strata.bench.engine import random_ids, rate, tests
+from strata.bench.engine import plan, random_ids, rate
 from strata.bench.engine_process import EngineProcess, engine_command, pack_argument
 from strata.bench.report import Record, Report, Summary, pack_facts, show
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if min(args.runs, args.prompt, args.generate, args.threads) < 1:
         console.print("--runs, --prompt, --generate and --threads: at least 1 each")
         return 2
-    todo = tests([args.prompt], [args.generate], [0])
+    todo = plan([args.prompt], [args.generate], [0])
     ours: dict[str, list[float]] = {name: [] for name, _, _ in todo}
     theirs: dict[str, list[float]] = {name: [] for name, _, _ in todo}
     argv = [*engine_command(args.exe), *pack_argument(args.pack), "--device", args.device]
