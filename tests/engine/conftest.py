@@ -20,6 +20,7 @@ from strata.kernels.reference import sample
 from strata.protocol.lines import Done, Err, Info, Output, decode_output
 
 WAIT_S = 60
+KERNELS = "reference"
 ENGINE = Path(sys.executable).with_name("strata-engine")
 
 
@@ -114,7 +115,16 @@ def serve_pack(start_engine: Start, packs: object) -> Callable[..., EngineProces
 
     def serve(*args: str, pack: str = "odd-q8_0", env: dict[str, str] | None = None) -> EngineProcess:
         engine = start_engine(
-            "--serve", "--pack", str(packs[pack]), "--threads", "1", "--verify-accounts", *args, env=env
+            "--serve",
+            "--pack",
+            str(packs[pack]),
+            "--threads",
+            "1",
+            "--kernels",
+            KERNELS,
+            "--verify-accounts",
+            *args,
+            env=env,
         )
         info, ready = engine.next(), engine.next()
         assert isinstance(info, Info), f"{info}; log: {engine.log.read_text()}"
@@ -243,6 +253,6 @@ def loop() -> Iterator[Callable[..., Loop]]:
         each.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def scripted() -> type[ScriptedModel]:
     return ScriptedModel

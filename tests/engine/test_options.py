@@ -135,7 +135,9 @@ def test_a_start_without_a_model_says_how_to_name_one():
 
 def test_cuda_without_cupy_says_what_to_install_and_with_it_that_there_is_no_such_device(monkeypatch):
     monkeypatch.setattr(options, "find_spec", lambda name: None)
-    assert "install strata[cuda12] or strata[cuda13], or use --device host" in refusal_of("--pack", "x", "--device", "cuda")
+    assert "install strata[cuda12] or strata[cuda13], or use --device host" in refusal_of(
+        "--pack", "x", "--device", "cuda"
+    )
     monkeypatch.setattr(options, "find_spec", lambda name: object())
     assert "no CUDA device yet; use --device host" in refusal_of("--pack", "x", "--device", "cuda")
 
