@@ -189,7 +189,7 @@ class Loop:
     def _run(self) -> None:
         try:
             self.server.run()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - tests look at it, whatever it is
             self.error = error
         os.close(self._outputs)
 

@@ -10,5 +10,5 @@ GENERATOR = Path(__file__).resolve().parents[2] / "docs" / "generate.py"
 
 
 def test_the_configuration_page_is_current():
-    done = subprocess.run([sys.executable, str(GENERATOR), "--check"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(GENERATOR), "--check"], capture_output=True, check=False, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -15,10 +15,12 @@ from strata.protocol.lines import Done, Err, Output, Progress, Ready, Resume, Re
 
 ENGINE = Path(sys.executable).with_name("strata-engine")
 PROMPT = [5, 9, 200, 17, 998, 33, 41, 7, 512, 77, 300, 301, 4, 88, 640, 11, 12, 13, 900, 21]
-ALWAYS = """context kv kv_resident expert_slots expert_cache_mib expert_slots_primary expert_cache_primary_mib spec mtp_max
-lookup vram_free_mib cvec arena_mib pool_workers pcie_frac spec_min_p conversation_cache_mib conversation_cache_slots
-conversation_cache_min_free_mib conversation_cache_disk_mib conversation_cache_similarity conversation_cache_n_min
-tail_role_token vram_elastic engine""".split()
+ALWAYS = """
+context kv kv_resident expert_slots expert_cache_mib expert_slots_primary expert_cache_primary_mib spec
+mtp_max lookup vram_free_mib cvec arena_mib pool_workers pcie_frac spec_min_p conversation_cache_mib
+conversation_cache_slots conversation_cache_min_free_mib conversation_cache_disk_mib
+conversation_cache_similarity conversation_cache_n_min tail_role_token vram_elastic engine
+"""
 
 
 def ids(tokens: list[int]) -> str:
@@ -44,7 +46,7 @@ def shared(serve_pack):
 
 
 def test_info_has_every_key_that_is_always_written_and_engine_comes_last(shared):
-    assert [key for key in ALWAYS if key not in shared.info.values] == []
+    assert [key for key in ALWAYS.split() if key not in shared.info.values] == []
     assert list(shared.info.values)[-1] == "engine"
     assert shared.info.values["kv"] == "fp32"
     assert (shared.info.whole("context"), shared.info.whole("prefill_chunk")) == (1024, 8)

@@ -1,4 +1,4 @@
-"""Random lines against the serve loop and against the real process: no crash, no hang, no traceback, every line answered.
+"""Random lines against the serve loop and the real process: no crash, no hang, no traceback, every line answered.
 
 Each line's answer is known from decoding it here, so the outputs are checked one by one and not only survived.
 """
@@ -37,10 +37,18 @@ from strata.protocol.lines import (
 )
 
 MAX_CONTEXT, VOCAB = 64, 64
-WORDS = ("GEN GENI BGEN BGENI STOP BSTOP BYIELD VRAM SAVE RESTORE QUIT gen Gen GENX READY INFO T DONE ERR").split()
-KEYS = ("temperature top_k top_p min_p penalty_last_n penalty_repeat penalty_freq penalty_present seed cvec ckpt pin "
-        "pcie_frac spec_min_p unknown").split()  # fmt: skip
-VALUES = "0 1 -1 0.5 1e9 1e-9 1e308 -1e308 nan inf 64 4096 99999999999999999999 18446744073709551615 x 0x1 ,".split()
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+WORDS = words("GEN GENI BGEN BGENI STOP BSTOP BYIELD VRAM SAVE RESTORE QUIT gen Gen GENX READY INFO T DONE ERR")
+KEYS = words(
+    "temperature top_k top_p min_p penalty_last_n penalty_repeat penalty_freq penalty_present seed cvec ckpt pin "
+    "pcie_frac spec_min_p unknown"
+)
+VALUES = words("0 1 -1 0.5 1e9 1e-9 1e308 -1e308 nan inf 64 4096 99999999999999999999 18446744073709551615 x 0x1 ,")
 NOISE = bytes(range(256)).replace(b"\n", b"")
 
 

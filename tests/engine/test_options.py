@@ -15,21 +15,30 @@ from strata.engine.options import Options, Refused, parse
 ENGINE = Path(sys.executable).with_name("strata-engine")
 
 SPECIFIED = """
---serve --max-context --kv --kv-resident --vram-reserve-mib --expert-cache --expert-cache-device1 --expert-cache-device2
---expert-cache-device3 --remote-expert-opt --peer-device --pcie-frac --pcie-mode --resident-experts --prefill
---no-prefill-borrow --prefill-head-alias --short-read --pipeline-windows --mtp --spec --spec-min-p --prompt-cache
---prompt-cache-every --prompt-cache-root --conversation-cache-mib --conversation-cache-slots
---conversation-cache-min-free-mib --adapt-every --adapt-swaps --adapt-decay --adapt-min-gain --adapt-async --batch --slots
---batch-groups --batch-mtp --layer-split --trim-stage-weights
+ --serve --max-context --kv --kv-resident --vram-reserve-mib --expert-cache --expert-cache-device1
+--expert-cache-device2 --expert-cache-device3 --remote-expert-opt --peer-device --pcie-frac --pcie-mode
+--resident-experts --prefill --no-prefill-borrow --prefill-head-alias --short-read --pipeline-windows --mtp
+--spec --spec-min-p --prompt-cache --prompt-cache-every --prompt-cache-root --conversation-cache-mib
+--conversation-cache-slots --conversation-cache-min-free-mib --adapt-every --adapt-swaps --adapt-decay
+--adapt-min-gain --adapt-async --batch --slots --batch-groups --batch-mtp --layer-split --trim-stage-weights
 --native --pack --expert-profile --expert-profile-save --expert-profile-save-every --expert-cache-per-layer
---mmap-experts --resident-cpu-experts --resident-budget-gib --vram-elastic --vram-segment-mib --vram-reserve-later-mib
---split-device --split-skip-if-fits --head-device --kv-grow --prompt-cache-tail --turn-token --tail-role-token --eos-ids
---conversation-cache-disk-mib --conversation-cache-dir --conversation-cache-similarity --conversation-cache-n-min
---system-prompt-cache-dir --session-min-free-mib --suffix-draft --lookup-chain --lookup-chain-min --mtp-max-t
---mtp-window --mtp-draft-vocab --mtp-q4 --mtp-hnorm --coupled-draft --pool-workers --pool-tasks --pool-affinity
---host-core --ple-io --control-vector --control-vector-scaled --cvec-layers --rope-scale --yarn-ext-factor --vision
---stats
-""".split()
+--mmap-experts --resident-cpu-experts --resident-budget-gib --vram-elastic --vram-segment-mib
+--vram-reserve-later-mib --split-device --split-skip-if-fits --head-device --kv-grow --prompt-cache-tail
+--turn-token --tail-role-token --eos-ids --conversation-cache-disk-mib --conversation-cache-dir
+--conversation-cache-similarity --conversation-cache-n-min --system-prompt-cache-dir --session-min-free-mib
+--suffix-draft --lookup-chain --lookup-chain-min --mtp-max-t --mtp-window --mtp-draft-vocab --mtp-q4
+--mtp-hnorm --coupled-draft --pool-workers --pool-tasks --pool-affinity --host-core --ple-io --control-vector
+--control-vector-scaled --cvec-layers --rope-scale --yarn-ext-factor --vision --stats
+"""
+
+
+SPECIFIED_NAMES = tuple(SPECIFIED.split())
+
+
+def run(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ENGINE), *argv], capture_output=True, check=False, text=True, timeout=60, stdin=subprocess.DEVNULL
+    )
 
 
 def refusal_of(*argv: str) -> str:
@@ -39,10 +48,10 @@ def refusal_of(*argv: str) -> str:
 
 
 def test_an_option_of_the_specification_is_never_called_unknown():
-    assert [name for name in SPECIFIED if flags.find(name) is None] == []
+    assert [name for name in SPECIFIED_NAMES if flags.find(name) is None] == []
 
 
-@pytest.mark.parametrize("name", [name for name in SPECIFIED if not flags.find(name).works])
+@pytest.mark.parametrize("name", [name for name in SPECIFIED_NAMES if not flags.find(name).works])
 def test_an_option_that_does_not_exist_yet_is_refused_by_its_name_and_not_ignored(name):
     text = refusal_of("--pack", "x.gguf", name, "1")
     assert text.startswith(f"{name}: ")
@@ -61,10 +70,11 @@ def test_defaults_of_the_struct_are_those_that_the_table_shows():
 
 
 def test_every_working_option_reaches_its_field():
-    given = parse(
-        "--serve --pack m.gguf --eos-ids 1,2 --max-context 8192 --prefill 64 --prompt-cache 0 --device host --threads 3 "
-        "--kernels reference --verify-accounts --stats".split()
+    line = (
+        "--serve --pack m.gguf --eos-ids 1,2 --max-context 8192 --prefill 64 --prompt-cache 0 --device host "
+        "--threads 3 --kernels reference --verify-accounts --stats"
     )
+    given = parse(line.split())
     assert given == Options(
         serve=True,
         pack="m.gguf",
@@ -153,7 +163,7 @@ def test_cuda_without_cupy_says_what_to_install_and_with_it_that_there_is_no_suc
     ],
 )
 def test_a_refused_start_ends_with_code_2_one_log_line_and_the_same_reason_for_the_server(argv):
-    done = subprocess.run([str(ENGINE), *argv], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    done = run(*argv)
     assert done.returncode == 2
     log, out = done.stderr.splitlines(), done.stdout.splitlines()
     assert len(log) == 1 and len(out) == 1
@@ -162,12 +172,12 @@ def test_a_refused_start_ends_with_code_2_one_log_line_and_the_same_reason_for_t
 
 
 def test_a_refused_start_without_serve_leaves_stdout_alone():
-    done = subprocess.run([str(ENGINE), "--nope"], capture_output=True, text=True, timeout=60)
+    done = run("--nope")
     assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_help_shows_every_option_with_its_default_and_examples():
-    done = subprocess.run([str(ENGINE), "--help"], capture_output=True, text=True, timeout=60)
+    done = run("--help")
     assert done.returncode == 0
     for flag in flags.FLAGS:
         assert flag.name in done.stdout
@@ -176,5 +186,5 @@ def test_help_shows_every_option_with_its_default_and_examples():
 
 
 def test_version_is_that_of_the_package():
-    done = subprocess.run([str(ENGINE), "--version"], capture_output=True, text=True, timeout=60)
+    done = run("--version")
     assert re.fullmatch(r"strata-engine \d+\.\d+\.\d+\n", done.stdout)
