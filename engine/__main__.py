@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from strata.engine import environment
 from strata.engine.flags import help_text
 from strata.engine.log import configure, log, log_traceback
-from strata.engine.options import REFUSED_EXIT, Options, Refused, parse
+from strata.engine.options import REFUSED_EXIT, Options, Refused, fitted, parse
 from strata.protocol.lines import Err, encode
 from strata.protocol.version import VERSION
 
@@ -36,11 +36,9 @@ INTERRUPTED_EXIT = 130
 def main() -> int:
     argv = sys.argv[1:]
     if {"--help", "-h"} & set(argv):
-        print(help_text())
-        return 0
+        return _say(help_text())
     if "--version" in argv:
-        print(f"strata-engine {VERSION}")
-        return 0
+        return _say(f"strata-engine {VERSION}")
     _open_standard_streams()
     configure()
     serving = "--serve" in argv
@@ -73,30 +71,29 @@ def _run(argv: Sequence[str], out: int) -> int:
         pack = open_pack(options.pack)
     except PackError as error:
         raise Refused(str(error)) from None
+    options = fitted(options, pack.spec)
     if not options.serve:
         from strata.engine.facts import describe
 
-        print(describe(pack, options))
-        return 0
+        return _say(describe(pack, options))
     return _serve(pack, options, out)
 
 
 def _serve(pack: Pack, options: Options, out: int) -> int:
     from strata.engine.facts import engine_info
     from strata.engine.inbox import Inbox
-    from strata.engine.runner import ModelRunner, end_ids
+    from strata.engine.runner import ModelRunner
     from strata.engine.schedule.live import SoloPath
     from strata.engine.serve import Server, Writer
 
     begun = time.perf_counter()
-    ends = end_ids(pack.spec, options)
     runner = ModelRunner(pack, options)
     runner.warm()
     path = SoloPath(
         runner,
         chunk=options.prefill_chunk,
         reuse=options.prompt_cache > 0,
-        end_ids=ends,
+        end_ids=frozenset(options.eos_ids or ()),
         routed=pack.spec.layers * pack.spec.experts_used,
         verify=options.verify_accounts,
     )
@@ -111,6 +108,15 @@ def _serve(pack: Pack, options: Options, out: int) -> int:
     finally:
         if options.stats:
             log(f"stats: {server.totals}")
+    return 0
+
+
+def _say(text: str) -> int:
+    """Print for a person, who may have seen enough (`| head`)."""
+    with contextlib.suppress(BrokenPipeError):
+        data = f"{text}\n".encode("utf-8", "backslashreplace")
+        while data:
+            data = data[os.write(_STDOUT, data) :]
     return 0
 
 

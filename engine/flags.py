@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_CONTEXT: Final = 1 << 20
+DEFAULT_CONTEXT: Final = 4096
 MIN_CONTEXT: Final = 16
 """The shortest request needs 1 prompt token, 1 new token and the 8 spare ones of the context rule."""
 MAX_CHUNK: Final = 8192
@@ -129,7 +130,7 @@ _WORKING: Final = (
     _works(
         PROMPTS,
         "--max-context N",
-        "4096",
+        str(DEFAULT_CONTEXT),
         _whole(MIN_CONTEXT, MAX_CONTEXT),
         f"context in tokens, {MIN_CONTEXT} to {MAX_CONTEXT}, at most the model's; prompt + new tokens + 8 must fit",
     ),

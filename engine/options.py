@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from strata.engine import flags
+
+if TYPE_CHECKING:
+    from strata.engine.pack import ModelSpec
 
 REFUSED_EXIT = 2
 
@@ -24,15 +27,16 @@ class Refused(Exception):
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """One field per working option of `flags.FLAGS`, with the same name.
 
-    prefill    tokens per prompt chunk, 0 = auto
-    threads    of the host kernels, 0 = all usable cores
-    eos_ids    end tokens, None = the pack's
+    max_context   tokens; 0 until `fitted` has seen the model, when none was given
+    prefill       tokens per prompt chunk, 0 = auto
+    threads       of the host kernels, 0 = all usable cores
+    eos_ids       end tokens, None = the pack's
     """
 
     pack: str
     serve: bool = False
     eos_ids: tuple[int, ...] | None = None
-    max_context: int = 4096
+    max_context: int = 0
     prefill: int = 0
     prompt_cache: int = 6
     device: Literal["host", "cuda"] = "host"
@@ -43,6 +47,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prefill_chunk(self) -> int:
+        """Tokens per prompt chunk, once the context is known."""
         return min(self.prefill or flags.AUTO_CHUNK, self.max_context)
 
     @property
@@ -93,6 +98,18 @@ def refusal(given: Sequence[tuple[str, str | None]]) -> str | None:
             )
         return "--device cuda: this engine has no CUDA device yet; use --device host"
     return None
+
+
+def fitted(options: Options, spec: ModelSpec) -> Options:
+    """The options with what the model decides: context and end tokens. Refuses what the model does not have."""
+    context = options.max_context or min(flags.DEFAULT_CONTEXT, spec.context_length)
+    if context > spec.context_length:
+        raise Refused(f"--max-context {context}: the model's context is {spec.context_length}; ask for at most that")
+    end_ids = spec.end_tokens if options.eos_ids is None else options.eos_ids
+    for token in end_ids:
+        if token >= spec.vocab:
+            raise Refused(f"--eos-ids: {token} is outside the vocabulary; the model has {spec.vocab} tokens")
+    return msgspec.structs.replace(options, max_context=context, eos_ids=end_ids)
 
 
 def _given(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:

@@ -1,6 +1,6 @@
 """The model with the state of one sequence: what the solo path computes with.
 
-Errors   Refused for a context that the model or the memory cannot hold; AccountsError from `check`
+Errors   Refused for a context that the memory cannot hold; AccountsError from `check`
 Cost     `warm` runs two short forwards, so that kernels are loaded (or compiled) before the engine says READY
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 from strata.engine.device.host import HostDevice
 from strata.engine.model import Model, Rows
 from strata.engine.options import Options, Refused
-from strata.engine.pack import ModelSpec, Pack
+from strata.engine.pack import Pack
 from strata.engine.state.pages import AccountsError
 from strata.engine.state.slots import StateTooLarge, require_memory
 from strata.kernels.ops import F32, I32, Sampling
@@ -24,15 +24,14 @@ class ModelRunner:
     """`schedule.live.Runner` on a pack. One slot."""
 
     def __init__(self, pack: Pack, options: Options) -> None:
-        check_context(pack.spec, options)
         device = HostDevice(options.kernels, options.n_threads)
+        self._kernels = device.kernels
         try:
-            require_memory(pack.spec, 1, options.max_context, device.memory().free)
+            require_memory(pack.spec, 1, options.max_context, device.memory().free)  # before the weights take theirs
+            self._model = Model(pack, device, options.max_context)
+            self._state = self._model.new_state(1)
         except StateTooLarge as error:
             raise Refused(f"--max-context {options.max_context}: {error}") from None
-        self._kernels = device.kernels
-        self._model = Model(pack, device, options.max_context)
-        self._state = self._model.new_state(1)
 
     def warm(self) -> None:
         """Load every kernel by computing a prompt of two tokens and a token after it."""
@@ -57,21 +56,3 @@ class ModelRunner:
         self._state.check()
         if self._state.length(_SLOT) != n_held:
             raise AccountsError(f"the state holds {self._state.length(_SLOT)} tokens, the schedule counts {n_held}")
-
-
-def check_context(spec: ModelSpec, options: Options) -> None:
-    """Refuse a context that is longer than the model's own."""
-    if options.max_context > spec.context_length:
-        raise Refused(
-            f"--max-context {options.max_context}: the model's context is {spec.context_length}; ask for at most that"
-        )
-
-
-def end_ids(spec: ModelSpec, options: Options) -> frozenset[int]:
-    """The tokens that end an answer. Refuses ids that the model does not have."""
-    if options.eos_ids is None:
-        return frozenset(spec.end_tokens)
-    outside = [token for token in options.eos_ids if token >= spec.vocab]
-    if outside:
-        raise Refused(f"--eos-ids: {outside[0]} is outside the vocabulary; the model has {spec.vocab} tokens")
-    return frozenset(options.eos_ids)

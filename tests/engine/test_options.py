@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from strata.engine import flags, options
-from strata.engine.options import Options, Refused, parse
+from strata.engine.options import Options, Refused, fitted, parse
+from strata.engine.pack import open_pack
 
 ENGINE = Path(sys.executable).with_name("strata-engine")
 
@@ -65,7 +68,7 @@ def test_defaults_of_the_struct_are_those_that_the_table_shows():
         if not flag.works or flag.name == "--pack":
             continue
         value = getattr(given, flag.field)
-        shown = {"--eos-ids": None, "--threads": 0, "--prefill": 0}.get(flag.name, flag.default)
+        shown = {"--eos-ids": None, "--threads": 0, "--prefill": 0, "--max-context": 0}.get(flag.name, flag.default)
         assert value == (shown if not isinstance(shown, str) else {"off": False}.get(shown, type(value)(shown)))
 
 
@@ -97,8 +100,9 @@ def test_an_option_given_twice_takes_the_last_value():
 
 
 def test_auto_is_a_chunk_size_and_never_longer_than_the_context():
-    assert parse(["--pack", "a", "--prefill", "auto"]).prefill_chunk == flags.AUTO_CHUNK
-    assert parse(["--pack", "a", "--prefill", "0"]).prefill_chunk == flags.AUTO_CHUNK
+    context = ["--pack", "a", "--max-context", "4096"]
+    assert parse([*context, "--prefill", "auto"]).prefill_chunk == flags.AUTO_CHUNK
+    assert parse([*context, "--prefill", "0"]).prefill_chunk == flags.AUTO_CHUNK
     assert parse(["--pack", "a", "--prefill", "512", "--max-context", "100"]).prefill_chunk == 100
 
 
@@ -188,3 +192,26 @@ def test_help_shows_every_option_with_its_default_and_examples():
 def test_version_is_that_of_the_package():
     done = run("--version")
     assert re.fullmatch(r"strata-engine \d+\.\d+\.\d+\n", done.stdout)
+
+
+def test_the_default_context_shrinks_to_a_smaller_model_and_an_asked_one_is_refused(packs):
+    spec = open_pack(packs["odd-q8_0"]).spec
+    small = dataclasses.replace(spec, context_length=1000)
+    assert fitted(parse(["--pack", "a"]), spec).max_context == 4096
+    assert fitted(parse(["--pack", "a"]), small).max_context == 1000
+    with pytest.raises(Refused, match="the model's context is 1000; ask for at most that"):
+        fitted(parse(["--pack", "a", "--max-context", "1001"]), small)
+
+
+def test_end_tokens_are_the_packs_unless_others_are_given(packs):
+    spec = open_pack(packs["odd-q8_0"]).spec
+    assert fitted(parse(["--pack", "a"]), spec).eos_ids == spec.end_tokens
+    assert fitted(parse(["--pack", "a", "--eos-ids", "7"]), spec).eos_ids == (7,)
+
+
+def test_a_reader_of_the_help_who_has_seen_enough_is_no_failure():
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    done = subprocess.run([str(ENGINE), "--help"], check=False, stdout=write_fd, stderr=subprocess.PIPE, timeout=60)
+    os.close(write_fd)
+    assert (done.returncode, done.stderr) == (0, b"")
