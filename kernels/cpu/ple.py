@@ -37,7 +37,7 @@ def _hash(tokens, segments, history, multipliers, sizes, offsets, eos, rows):
     before = history.shape[1]
     per_order = sizes.size // before
     for s in range(len(segments)):
-        slot, begin, end = segments[s]
+        slot, begin, end = segments[s, 0], segments[s, 1], segments[s, 2]
         for t in range(begin, end):
             mixed = np.uint64(tokens[t]) * multipliers[0]
             cut = False
@@ -166,8 +166,11 @@ def ple(w: Ple, x: F32, rows: I64, segments: I32, conv: F32, eps: float) -> None
     gap, kept = len(w.multipliers), size["kept"]
     require(kept == (kernel_size - 1) * gap, f"conv must keep {(kernel_size - 1) * gap} inputs, got {conv.shape}")
     check_segments(segments, n, size["slots"])
-    require(w.key.shape[0] == streams * width, f"key must have {streams * width} rows, got {w.key.shape}")
-    require(w.value.shape[0] == width, f"value must have {width} rows, got {w.value.shape}")
+    embedding = size["heads"] * w.table.cols
+    for name, weight, wanted in (("key", w.key, (streams * width, embedding)), ("value", w.value, (width, embedding))):
+        require(weight.shape == wanted, f"{name} must be {wanted}, got {weight.shape}")
+    inside = not rows.size or (rows.min() >= 0 and rows.max() < w.table.rows)
+    require(inside, f"rows must be in 0 to {w.table.rows - 1}, got {rows.min(initial=0)} to {rows.max(initial=0)}")
     weights = (
         *(norm.reshape(-1) for norm in (w.norm_key, w.norm_query, w.norm_conv)),
         np.ascontiguousarray(w.conv.T).reshape(-1),
