@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from itertools import pairwise
 
@@ -162,7 +163,7 @@ def test_a_sequence_has_the_same_bits_alone_and_beside_others(weights, monkeypat
     segments = [(2, 0, 1), (0, 1, 35), (1, 35, 40)]
     x, rows, history, conv = case.run(segments)
     for slot, begin, end in segments:
-        alone = Case(case.w, 0)
+        alone = copy(case)
         alone.tokens, alone.x = case.tokens[begin:end], case.x[begin:end]
         ax, arows, ahistory, aconv = alone.run([(slot, 0, end - begin)])
         assert same((ax, arows), (x[begin:end], rows[begin:end]))
