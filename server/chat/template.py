@@ -5,7 +5,7 @@ Output   Prompt: ids, and what the output parser has to know about how the promp
 Trust    the pack's template runs in jinja2's immutable sandbox; client text can never become a special token
 Errors   TemplateError: bad messages, or a template that raises, writes too much or computes for too long
 Source   the Qwen chat format; the pack's template when it has one, else FALLBACK_TEMPLATE
-Cost     rendering some 50 MB/s, encoding some MB/s: a prompt of 100,000 tokens takes about 0.2 s, so call it in a
+Cost     a prompt of 70,000 tokens takes 0.08 s, nearly all of it encoding, which lets other threads run: call it in a
          thread
 
 Client text stays text because every special word in it is broken by a guard, a code point that is no character (a
@@ -186,10 +186,8 @@ class Chat:
         return value
 
     def _encode(self, text: str) -> list[int]:
-        ids: list[int] = []
-        for piece, special_id in self.vocabulary.split_special(text):
-            ids += (special_id,) if special_id is not None else self.vocabulary.encode_plain(piece.replace(GUARD, ""))
-        return ids
+        pieces = self.vocabulary.split_special(text)
+        return self.vocabulary.encode_pieces([(piece.replace(GUARD, ""), special_id) for piece, special_id in pieces])
 
     def _call_opening(self, name: str) -> str:
         """The beginning of a call in the form that the template teaches, ended where a token of the model may end."""

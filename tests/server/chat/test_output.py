@@ -349,6 +349,11 @@ def test_stop_strings_match_in_reasoning_or_in_a_call(vocabulary: Vocabulary) ->
     assert finish == Finish("stop_string", "STOP")
 
 
+def test_the_marker_of_a_call_is_not_taken_as_a_stop_string(vocabulary: Vocabulary) -> None:
+    events, finish = parsed(vocabulary, vocabulary.encode("a" + XML_CALL), stop=["<tool_call>"])
+    assert (events, finish) == ([Content("a"), Stopped("<tool_call>")], Finish("stop_string", "<tool_call>"))
+
+
 def test_something_is_delivered_after_a_stop_string(vocabulary: Vocabulary) -> None:
     parser = OutputParser(vocabulary, stop=["b"])
     assert parser.push(vocabulary.encode("b")[0]) == [Stopped("b")]
