@@ -21,13 +21,13 @@ ROWS: Final = 8
 _ONE: Final = np.float32(1.0)
 
 
-@njit(**JIT)
+@njit("float32(float32[::1], int64, int64, float32)", **JIT)
 def rms_factor(x, at, n, eps):
     """1 / sqrt(lanes(x * x) / n + eps) of the n elements from x[at]."""
     return _ONE / sqrt_f32(lanes_dot(x, at, x, at, n) / np.float32(n) + eps)
 
 
-@njit(**JIT)
+@njit("void(float32[::1], int64, float32[::1], int64, float32[::1], int64, int64, float32)", **JIT)
 def rms_row(x, at, w, w_at, out, out_at, n, eps):
     """One row: (x * r) * w; `out` may be `x`."""
     r = rms_factor(x, at, n, eps)

@@ -14,13 +14,13 @@ from strata.kernels.cpu.math import JIT, fma
 from strata.kernels.ops import I32, PAGE, AttentionPages, Rope
 
 
-@njit(**JIT)
+@njit("int64(int32[:, ::1], int64, int64)", **JIT)
 def token_row(tables, slot, position):
     """The number of a token's row when the tokens of all pages are counted through."""
-    return np.int64(tables[slot, position // PAGE]) * PAGE + position % PAGE
+    return tables[slot, position // PAGE] * PAGE + position % PAGE
 
 
-@njit(**JIT)
+@njit("void(float32[::1], int64, float32[::1], float32[::1], int64, int64)", **JIT)
 def rotate(x, at, cos, sin, half, position):
     """Rotate the first 2 * half elements from x[at] by the angles of a position, in place."""
     angle = position * half

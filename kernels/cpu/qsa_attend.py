@@ -99,7 +99,7 @@ def _prepare(i, arguments):
             rotate(iq, at, cos, sin, size.half, position)
 
 
-@njit(**JIT)
+@njit("void(float32[::1], int64, int64, float32[::1], int64, int64, int64, float32, float32[::1], int64, int64)", **JIT)
 def _products(q, q_at, heads, keys, k0, k1, d, scale, out, at, stride):
     """lanes(q * k) * scale of some heads with the keys at k0 and k1, to out[at + head * stride] and the one after."""
     grouped = heads // DOT_HEADS * DOT_HEADS if d in (128, 256) else 0

@@ -43,12 +43,15 @@ _ARGUMENTS = types.Tuple(
 
 @kernel
 def _store_row(row, arguments):
-    """Key and value of one row."""
-    size, (tables, slots, positions, k, v, _), (cached_k, cached_v, _, _), (norm, _, cos, sin), eps = unpack(
+    """Key, value and raw indexer key of one row."""
+    size, (tables, slots, positions, k, v, index_k), (cached_k, cached_v, raw, _), (norm, _, cos, sin), eps = unpack(
         arguments, _ARGUMENTS
     )
     position, d = np.int64(positions[row]), size.head_dim
-    to = token_row(tables, slots[row], position) * size.kv_heads * d
+    token = token_row(tables, slots[row], position)
+    for i in range(size.index_dim):
+        put(raw, token * size.index_dim + i, get(index_k, row * size.index_dim + i))
+    to = token * size.kv_heads * d
     for head in range(size.kv_heads):
         at, cached = (row * size.kv_heads + head) * d, to + head * d
         rms_row(k, at, norm, 0, cached_k, cached, d, eps)
@@ -81,15 +84,10 @@ def _complete_block(row, arguments):
 
 @njit(types.void(types.int64, types.int64, *_ARGUMENTS, types.int64), **JIT)
 def _run(store_row, complete_block, size, rows, pages, weights, eps, threads):
-    tables, slots, positions, _, _, index_k = rows
-    raw, d = pages[2], size.index_dim
-    for row in range(len(positions)):
-        to = token_row(tables, slots[row], np.int64(positions[row])) * d
-        for i in range(d):
-            put(raw, to + i, get(index_k, row * d + i))
-    run_tasks(store_row, pack((size, rows, pages, weights, eps)), len(positions), threads)
+    arguments = pack((size, rows, pages, weights, eps))
+    run_tasks(store_row, arguments, rows[2].size, threads)
     if size.r:
-        run_tasks(complete_block, pack((size, rows, pages, weights, eps)), len(positions), threads)
+        run_tasks(complete_block, arguments, rows[2].size, threads)
 
 
 def qsa_store(

@@ -60,6 +60,26 @@ def pack(typing_context, arguments):  # type: ignore[no-untyped-def]
     return types.int64(arguments), codegen
 
 
+def _borrowed(context: Any, builder: Any, kind: types.Type, pointer: Any) -> Any:
+    """The value at a pointer, member by member so that what a kernel does not use costs nothing.
+
+    Arrays come without their owner: the caller of `run_tasks` keeps them, and no task counts references.
+    """
+    if isinstance(kind, types.BaseTuple):
+        members = [
+            _borrowed(context, builder, member, cgutils.gep_inbounds(builder, pointer, 0, i))
+            for i, member in enumerate(kind.types)
+        ]
+        return context.make_tuple(builder, kind, members)
+    if not isinstance(kind, types.Array):
+        return builder.load(pointer)
+    whole, value = context.make_array(kind)(context, builder, ref=pointer), context.make_array(kind)(context, builder)
+    for name in ("data", "nitems", "itemsize", "shape", "strides"):
+        setattr(value, name, getattr(whole, name))
+    value.meminfo, value.parent = (cgutils.get_null_value(getattr(value, name).type) for name in ("meminfo", "parent"))
+    return value._getvalue()
+
+
 @intrinsic
 def unpack(typing_context, address, kind):  # type: ignore[no-untyped-def]
     """The tuple of this type at an address made by `pack`."""
@@ -69,9 +89,7 @@ def unpack(typing_context, address, kind):  # type: ignore[no-untyped-def]
 
     def codegen(context, builder, signature, values):  # type: ignore[no-untyped-def]
         pointer = builder.inttoptr(values[0], context.get_value_type(wanted).as_pointer())
-        value = builder.load(pointer)
-        context.nrt.incref(builder, wanted, value)
-        return value
+        return _borrowed(context, builder, wanted, pointer)
 
     return wanted(types.int64, kind), codegen
 
