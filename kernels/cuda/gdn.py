@@ -1,0 +1,81 @@
+"""Gated delta net: short causal convolution, decay and write strength, the delta rule, the gated norm.
+
+Contract: `ops.Kernels.gdn`. Segments are read on the device: their number is fixed for a captured graph, their
+contents are not.
+
+Shapes   D of 32, 64 or 128; kernel of 2 or more taps
+Cost     a token costs the recurrence a fifth of a microsecond a layer whatever the number of heads that fit the card
+         at once; scratch is 2*K*D + 2*V*D + 2*V floats a row
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from strata.kernels.check import check, require
+from strata.kernels.cuda.launch import F32, I32, launch
+from strata.kernels.cuda.workspace import DeviceArray, Workspace
+from strata.kernels.ops import Gdn
+
+_SOURCE: Final = "gdn.cu"
+HEAD_SIZES: Final = (32, 64, 128)
+COLUMNS: Final = 16
+"""State columns of a block of the scan, as in the source."""
+_SCAN_THREADS: Final = 8 * COLUMNS
+_WARPS: Final = 4
+
+
+def gdn(
+    workspace: Workspace,
+    w: Gdn,
+    p: DeviceArray,
+    z: DeviceArray,
+    b: DeviceArray,
+    a: DeviceArray,
+    segments: DeviceArray,
+    conv: DeviceArray,
+    state: DeviceArray,
+    eps: float,
+) -> DeviceArray:
+    """p (n, 2*K*D + V*D), z (n, V*D), b and a (n, V) -> (n, V*D); `conv` and `state` advance in place."""
+    size = check(
+        w_a=(w.a, "V", F32),
+        w_dt=(w.dt, "V", F32),
+        w_norm=(w.norm, "D", F32),
+        p=(p, "n channels", F32),
+        w_conv=(w.conv, "channels kernel", F32),
+        z=(z, "n V*D", F32),
+        b=(b, "n V", F32),
+        a=(a, "n V", F32),
+        segments=(segments, "s 3", I32),
+        conv=(conv, "slots kept channels", F32),
+        state=(state, "slots V D D", F32),
+    )
+    n, heads, d, channels, kernel = (size[name] for name in ("n", "V", "D", "channels", "kernel"))
+    key_heads, rest = divmod(channels - heads * d, 2 * d)
+    require(d in HEAD_SIZES, f"D must be one of {HEAD_SIZES}, got {d}")
+    require(
+        not rest and key_heads >= 1 and heads % key_heads == 0,
+        f"p must have 2*K*D + V*D channels with V a multiple of K, got {channels} for V = {heads}, D = {d}",
+    )
+    require(size["kept"] == kernel - 1, f"conv must keep {kernel - 1} inputs, got {conv.shape}")
+    y = workspace.array((n, heads * d))
+    if not n:
+        return y
+    sizes = (I32(key_heads), I32(heads))
+    with workspace.scratch():
+        c, decay, beta = workspace.array((n, channels)), workspace.array((n, heads)), workspace.array((n, heads))
+        o = workspace.array((n, heads * d))
+        launch(
+            _SOURCE, "gdn_inputs", (-(-(2 * key_heads + heads) // _WARPS), n), (32 * _WARPS,),
+            p, w.conv, conv, b, a, w.a, w.dt, segments, c, decay, beta, *sizes, I32(d), I32(kernel),
+        )  # fmt: skip
+        launch(
+            _SOURCE, f"gdn_scan_{d}", (d // COLUMNS, heads, size["s"]), (_SCAN_THREADS,),
+            c, decay, beta, p, conv, state, segments, o, *sizes, I32(kernel),
+        )  # fmt: skip
+        launch(
+            _SOURCE, "gdn_output", (-(-n * heads // _WARPS),), (32 * _WARPS,),
+            o, z, w.norm, y, I32(n * heads), I32(d), F32(eps),
+        )  # fmt: skip
+    return y

@@ -1,0 +1,102 @@
+"""Hyper-connections: C residual streams mixed into one block input, and a block's output added back.
+
+Contracts: `ops.Kernels.hyper_mix`, `ops.Kernels.hyper_add`. `hyper_add_mix` is one after the other: the output of a
+block is added and the streams are normed for the next block in one pass over them.
+
+Cost   two products (C*H x R and back) and about six passes over C*H floats a row; the scratch is 2 * C*H floats for
+       each of at most `rows_at_once` rows
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from strata.kernels.check import check, require
+from strata.kernels.cuda.launch import F32, I32, I64, launch
+from strata.kernels.cuda.product import linear
+from strata.kernels.cuda.workspace import DeviceArray, Workspace
+from strata.kernels.ops import LANES, Hyper
+
+_SOURCE: Final = "hyper.cu"
+_GATE_THREADS: Final = 256
+_WIDE_THREADS: Final = 128
+_WIDTH_OF_LOAD: Final = 4
+
+Added = tuple[DeviceArray, DeviceArray]
+"""beta (n, C) and y (n, H) of the block that ran before."""
+
+
+def hyper_mix(
+    workspace: Workspace,
+    x: DeviceArray,
+    hc: Hyper,
+    eps: float,
+    rows_at_once: int,
+    added: Added | None = None,
+) -> tuple[DeviceArray, DeviceArray | None]:
+    """x (n, C, H) -> the block's input u (n, H), and beta (n, C) when the module injects.
+
+    With `added`, x[c] = fma(beta[c], y, x[c]) comes first, in place.
+    """
+    size = check(x=(x, "n C H", F32), norm=(hc.norm, "C H", F32))
+    n, streams, width = size["n"], size["C"], size["H"]
+    require(width % _WIDTH_OF_LOAD == 0, f"H must be a multiple of {_WIDTH_OF_LOAD}, got {width}")
+    if added is not None:
+        check(x=(x, "n C H", F32), beta=(added[0], "n C", F32), y=(added[1], "n H", F32))
+    u = workspace.array((n, width))
+    beta = None if hc.inject is None else workspace.array((n, streams))
+    for begin in range(0, n, rows_at_once):
+        rows = slice(begin, min(begin + rows_at_once, n))
+        before = None if added is None else (added[0][rows], added[1][rows])
+        with workspace.scratch():
+            _mix(workspace, x[rows], hc, eps, before, u[rows], None if beta is None else beta[rows])
+    return u, beta
+
+
+def _mix(
+    workspace: Workspace,
+    x: DeviceArray,
+    hc: Hyper,
+    eps: float,
+    added: Added | None,
+    u: DeviceArray,
+    beta: DeviceArray | None,
+) -> None:
+    """One batch of rows, into u and beta."""
+    n, streams, width = x.shape
+    scale = F32(1) / F32(streams)
+    normed = workspace.array((n, streams * width))
+    before = (None, None) if added is None else added
+    launch(
+        _SOURCE, "hyper_norm", (n * streams,), (LANES,),
+        x, *before, hc.norm, normed, I32(width), I32(streams), F32(eps),
+    )  # fmt: skip
+    a, *injected = linear(workspace, [hc.down] if hc.inject is None else [hc.down, hc.inject], normed)
+    n_beta = 0 if beta is None else beta.size
+    launch(
+        _SOURCE, "hyper_gate", (-(-(a.size + n_beta) // _GATE_THREADS),), (_GATE_THREADS,),
+        a, I64(a.size), injected[0] if injected else None, beta, I64(n_beta), scale,
+    )  # fmt: skip
+    (gates,) = linear(workspace, [hc.up], a)
+    launch(
+        _SOURCE, "hyper_mean", _wide_grid(n, width), (_WIDE_THREADS,),
+        gates, normed, u, I32(width // _WIDTH_OF_LOAD), I32(streams), scale,
+    )  # fmt: skip
+
+
+def hyper_add(x: DeviceArray, beta: DeviceArray, y: DeviceArray) -> None:
+    """x[c] = fma(beta[c], y, x[c]), in place."""
+    size = check(x=(x, "n C H", np.float32), beta=(beta, "n C", np.float32), y=(y, "n H", np.float32))
+    width = size["H"]
+    require(width % _WIDTH_OF_LOAD == 0, f"H must be a multiple of {_WIDTH_OF_LOAD}, got {width}")
+    launch(
+        _SOURCE, "hyper_add", _wide_grid(size["n"], width), (_WIDE_THREADS,),
+        x, beta, y, I32(width // _WIDTH_OF_LOAD), I32(size["C"]),
+    )  # fmt: skip
+
+
+def _wide_grid(n: int, width: int) -> tuple[int, int]:
+    """Blocks of threads that handle four values each; rows in the second dimension."""
+    return -(-(width // _WIDTH_OF_LOAD) // _WIDE_THREADS), n

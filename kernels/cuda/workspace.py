@@ -1,0 +1,98 @@
+"""Where the arrays of a forward pass live: one device buffer, handed out from the bottom up.
+
+    y = workspace.array((n, width))           # valid until a mark taken before it is released
+    with workspace.scratch():                 # what is taken inside is given back at the end
+        t = workspace.array((n, 4 * width))
+
+Nothing is allocated after the buffer: the same calls give the same addresses, so a captured graph can be replayed.
+Giving back is only bookkeeping. Work that is under way on the stream still owns the bytes, and work that comes later
+on the same stream cannot overtake it; arrays that cross streams need an event, as any memory does.
+
+Units    bytes; every array begins at a multiple of `ALIGNMENT`
+Errors   OutOfWorkspace with what was wanted and what is free; ValueError for a mark that is not in use
+Cost     an array is a view: no kernel, no call of the driver
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+ALIGNMENT: Final = 256
+
+DeviceArray = Any
+"""A CuPy array. CuPy brings no types and is not there on a machine without a card."""
+
+
+class OutOfWorkspace(MemoryError):
+    """An operation wants more scratch memory than the workspace has left. One line."""
+
+
+class Workspace:
+    """`memory`: a uint8 array on the device whose address is a multiple of ALIGNMENT."""
+
+    def __init__(self, memory: DeviceArray) -> None:
+        if memory.dtype != np.uint8 or memory.ndim != 1 or not memory.flags.c_contiguous:
+            raise ValueError(f"a workspace is a flat uint8 array, got {memory.dtype} {memory.shape}")
+        self._memory = memory
+        self._used = 0
+        self._peak = 0
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of the buffer."""
+        return int(self._memory.size)
+
+    @property
+    def used(self) -> int:
+        """Bytes handed out, alignment included."""
+        return self._used
+
+    @property
+    def free(self) -> int:
+        """Bytes left above what is handed out."""
+        return self.capacity - self._used
+
+    @property
+    def peak(self) -> int:
+        """The most that was handed out at any time: what a workspace for the same calls must hold."""
+        return self._peak
+
+    def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> DeviceArray:
+        """A C-contiguous array with undefined contents. Raises OutOfWorkspace."""
+        kind = np.dtype(dtype)
+        wanted = prod(shape) * kind.itemsize
+        padded = -(-wanted // ALIGNMENT) * ALIGNMENT
+        if padded > self.free:
+            raise OutOfWorkspace(
+                f"{kind.name} {shape} takes {padded} bytes of workspace, {self.free} of {self.capacity} are free; "
+                "read the prompt in smaller chunks or give the engine more workspace"
+            )
+        begin = self._used
+        self._used += padded
+        self._peak = max(self._peak, self._used)
+        return self._memory[begin : begin + wanted].view(kind).reshape(shape)
+
+    def mark(self) -> int:
+        """The place to come back to."""
+        return self._used
+
+    def release(self, mark: int) -> None:
+        """Give back everything taken since the mark."""
+        if not 0 <= mark <= self._used:
+            raise ValueError(f"mark {mark} is not in use: {self._used} bytes are handed out")
+        self._used = mark
+
+    @contextmanager
+    def scratch(self) -> Iterator[None]:
+        """Give back at the end what was taken inside."""
+        mark = self.mark()
+        try:
+            yield
+        finally:
+            self.release(mark)

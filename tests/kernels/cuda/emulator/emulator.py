@@ -1,0 +1,148 @@
+"""Runs the kernels of kernels/cuda/src without a card: compiled as C++, every device thread a fibre.
+
+    emulator = Emulator(folder_for_libraries)
+    kernel = emulator.load_kernel("norm.cu", "rms_norm")        # what launch.py expects of its loader
+    kernel((rows,), (128,), (x, w, y, np.int32(n), ...), shared_mem=0)
+
+Arrays are NumPy arrays. `order` seeds the order of threads and blocks, 0 for the natural one. A kernel that would hang
+or shuffle across diverged lanes ends the process with a line that names the block.
+
+Cost   one g++ run a source file, kept in the folder; some 50 ns a thread and barrier
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import subprocess
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+SOURCES = HERE.parents[3] / "kernels" / "cuda" / "src"
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-mfma", "-mf16c", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisibility=hidden", "-fno-gnu-unique", "-w")
+KERNEL = re.compile(r'extern\s+"C"\s+__attribute__\(\(visibility\("default"\)\)\)\s+void\s+(\w+)\s*\(')
+SHARED = re.compile(r"(extern\s+)?SHARED_MEMORY\s+(?:__attribute__\(\(aligned\(\d+\)\)\)\s*)?([^;]+);")
+DECLARATOR = re.compile(r"(.*?)(\w+)\s*((?:\[.*\])?)$", re.DOTALL)
+
+
+def _split(text: str, at: str) -> list[str]:
+    """Cut at a character outside of parentheses and strings."""
+    parts, depth, quoted = [""], 0, False
+    for c in text:
+        quoted ^= c == '"'
+        depth += 0 if quoted else (c in "([") - (c in ")]")
+        if c == at and not depth and not quoted:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return [part.strip() for part in parts]
+
+
+def _called_instructions(text: str) -> str:
+    """asm("name ..." : outputs : inputs) as ptx_name(outputs, inputs)."""
+    done = ""
+    while (found := re.search(r"\basm\s*(?:volatile)?\s*\((?=\s*\")", text)) is not None:
+        depth, end = 1, found.end()
+        while depth:
+            depth += (text[end] == "(") - (text[end] == ")")
+            end += 1
+        template, *operands = _split(text[found.end() : end - 1].replace("::", ": :"), ":")
+        name = re.sub(r"\W", "_", template.strip('"').split()[0].rstrip(";"))
+        values = [operand[operand.index("(") :] for part in operands[:2] if part for operand in _split(part, ",")]
+        done += f"{text[: found.start()]}ptx_{name}({', '.join(values)})"
+        text = text[end:]
+    return done + text
+
+
+def _shared_variables(found: re.Match[str], sites: Iterator[int]) -> str:
+    """`__shared__ T a[2], b;` as references to memory that the emulator knows; extern arrays as the dynamic memory."""
+    kind, made = "", []
+    for text in _split(found[2], ","):
+        declared = DECLARATOR.match(text)
+        if declared is None:
+            raise ValueError(f"shared memory that the emulator cannot read: {found[0]}")
+        kind, name, sizes = declared[1].strip() or kind, declared[2], declared[3]
+        if found[1]:
+            made.append(f"{kind}* {name} = reinterpret_cast<{kind}*>(emulated::dynamic_shared);")
+        else:
+            made.append(f"auto& {name} = emulated::shared<{kind} {sizes}, {next(sites)}>();")
+    return " ".join(made)
+
+
+class Kernel:
+    """One kernel of a compiled source."""
+
+    max_dynamic_shared_size_bytes = 227 << 10
+
+    def __init__(self, function: Any, emulator: Emulator) -> None:
+        self._function = function
+        self._emulator = emulator
+
+    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0) -> None:
+        kept, pointers = [], (ctypes.c_void_p * len(args))()
+        for i, argument in enumerate(args):
+            if isinstance(argument, np.ndarray):
+                if not argument.flags.c_contiguous:
+                    raise ValueError(f"argument {i} is not contiguous: {argument.shape} {argument.strides}")
+                value = np.array([argument.ctypes.data], np.uint64)
+            else:
+                if not isinstance(argument, np.generic):
+                    raise TypeError(f"argument {i} is no array and no NumPy scalar: {argument!r}")
+                value = np.array([argument])
+            kept.append(value)
+            pointers[i] = value.ctypes.data
+        sizes = (*grid, *(1,) * (3 - len(grid)), *block, *(1,) * (3 - len(block)))
+        if not all(0 < n < 1 << 31 for n in sizes) or any(n > 65535 for n in sizes[1:3]):
+            raise ValueError(f"a grid of {grid} blocks of {block} threads cannot be launched")
+        order = np.array([self._emulator.order], np.uint64)
+        self._function(pointers, len(args), (ctypes.c_uint * 6)(*sizes), shared_mem, ctypes.c_uint64(int(order[0])))
+
+
+class Emulator:
+    """Compiles sources on demand. `folder` keeps the libraries between runs."""
+
+    def __init__(self, folder: Path, sources: Path = SOURCES, include: tuple[Path, ...] = ()) -> None:
+        self.order = 0
+        self._folder = folder
+        self._sources = sources
+        self._include = include
+        self._libraries: dict[str, ctypes.CDLL] = {}
+
+    def load_kernel(self, source: str, name: str) -> Kernel:
+        if source not in self._libraries:
+            self._libraries[source] = self._compile(source)
+        function = getattr(self._libraries[source], f"emulated_{name}")
+        function.restype = None
+        function.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64]
+        return Kernel(function, self)
+
+    def _compile(self, source: str) -> ctypes.CDLL:
+        include = [f"-I{path}" for path in (HERE, *self._include, self._sources)]
+        text = (self._sources / source).read_text()
+        command = ["g++", "-E", "-P", "-x", "c++", "-std=c++17", *include, "-include", str(HERE / "cuda_on_host.h"), "-"]
+        text = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+        text = _called_instructions(text)
+        sites = count()
+        text = SHARED.sub(lambda found: _shared_variables(found, sites), text)
+        text += "".join(
+            f'\nextern "C" __attribute__((visibility("default"))) void emulated_{name}(void** a, int n, const unsigned* s, size_t m, uint64_t o) '
+            f"{{ emulated::launch({name}, a, n, s, m, o); }}"
+            for name in KERNEL.findall(text)
+        )
+        library = self._folder / f"{source}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
+        if not library.exists():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            made = library.with_suffix(".part")
+            done = subprocess.run(
+                ["g++", "-x", "c++", *FLAGS, "-o", str(made), "-"], input=text, capture_output=True, text=True
+            )
+            if done.returncode:
+                raise RuntimeError(f"{source} does not compile for the emulator:\n{done.stderr[:4000]}")
+            made.rename(library)
+        return ctypes.CDLL(str(library))
