@@ -172,7 +172,8 @@ class EngineProcess:
         return Usage(ticks / os.sysconf("SC_CLK_TCK"), int(io["rchar"]) + int(io["wchar"]))
 
     def release(self) -> None:
-        """Give up the private log of a process without a log file."""
+        """Give up what a process that has ended still holds here: its stdin, and a log that is no file."""
+        self._stdin.close()
         if isinstance(self._log, int):
             os.close(self._log)
             self._log = Path(os.devnull)

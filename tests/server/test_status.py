@@ -1,0 +1,160 @@
+"""Health, status, slots, properties and figures: shapes, and numbers that agree with what happened."""
+
+from __future__ import annotations
+
+import asyncio
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+async def test_health_tells_a_balancer_when_to_come(serve, eventually):
+    async with serve(start=[{"gate": "ready"}], wait=False) as harness:
+        status, body = await harness.get("/health")
+        assert status == 503 and body["status"] == "loading" and body["loaded"] is False
+        async with harness.chat() as response:
+            assert response.status == 503 and "loading" in (await response.json())["error"]["message"]
+        harness.open_gate("ready")
+        await eventually(lambda: harness.service.is_loaded)
+        status, body = await harness.get("/api/health")
+        assert (status, body) == (
+            200,
+            {
+                "status": "ok",
+                "model": "scripted",
+                "max_context": 4096,
+                "images": False,
+                "api_key": False,
+                "loaded": True,
+                "service": "strata",
+            },
+        )
+
+
+async def test_models_lists_the_aliases(serve):
+    async with serve(settings={"aliases": ("other", "third")}) as harness:
+        status, body = await harness.get("/v1/models")
+        first, *others = body["data"]
+        assert status == 200 and body["object"] == "list"
+        assert first["id"] == "scripted" and first["object"] == "model" and first["status"] == {"value": "loaded"}
+        assert first["meta"] == {"n_ctx": 4096} and first["architecture"] == {"input_modalities": ["text"]}
+        assert [(entry["id"], entry["alias_of"]) for entry in others] == [("other", "scripted"), ("third", "scripted")]
+        assert (await harness.get("/models"))[1] == body
+
+
+async def test_status_slots_and_metrics_show_a_request_while_it_runs(serve, eventually):
+    reply = {"steps": [{"text": "thinking"}, {"gate": "go"}, {"text": "\n</think>\n\nsaid"}]}
+    async with serve([reply]) as harness:
+        assert (await harness.get("/status"))[1]["busy"] is False
+        assert (await harness.get("/slots"))[1] == [
+            {"id": 0, "n_ctx": 4096, "is_processing": False, "n_prompt_tokens": 0}
+        ]
+        running = asyncio.create_task(harness.text(max_tokens=100))
+        waiting = asyncio.create_task(harness.text(max_tokens=100))
+        await eventually(lambda: (ticket := harness.service.open_ticket) and ticket.tail)
+        await eventually(lambda: harness.service.scheduler.waiting)
+        status = (await harness.get("/status"))[1]
+        assert status["busy"] and status["phase"] == "decoding" and status["queued"] == 1
+        assert "thinking".startswith(status["tail"]) and status["max_tokens"] == 100 and status["generated"] > 0
+        slot = (await harness.get("/slots"))[1][0]
+        assert slot["is_processing"] and slot["n_prompt_tokens"] == status["prompt_tokens"] > 0
+        live = (await harness.get("/metrics"))[1]["live"]
+        assert (live["state"], live["running"], live["waiting"], live["queued"]) == ("generating", 1, 1, 1)
+        assert live["prompt_read"] == live["prompt_total"] == live["prompt_tokens"] and live["tok_s"] > 0
+        harness.open_gate("go")
+        assert await running == await waiting == "said"
+
+
+async def test_totals_and_records_add_up(serve):
+    async with serve([{"reused": 3, "steps": [{"text": "fine"}]}]) as harness:
+        usages = []
+        for _ in range(3):
+            async with harness.chat() as response:
+                usages.append((await response.json())["usage"])
+        body = (await harness.get("/metrics"))[1]
+        totals, records = body["totals"], body["requests"]
+        assert totals["requests"] == len(records) == 3 and body["engine"]["engine"] == "mock"
+        assert totals["prompt_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
+        assert totals["output_tokens"] == sum(usage["completion_tokens"] for usage in usages)
+        assert totals["reused"] == 9 and records[0]["finish"] == "stop" and records[0]["hit_rate"] is None
+        assert records[0]["time"] >= records[2]["time"]
+        assert {"engine", "live", "requests", "totals", "conversation_cache", "hardware", "history", "time"} <= set(
+            body
+        )
+        for _ in range(12):
+            await harness.text()
+        assert len((await harness.get("/metrics"))[1]["requests"]) == 12
+        assert len((await harness.get("/metrics?requests=all"))[1]["requests"]) == 15
+        status = (await harness.get("/v1/status"))[1]
+        assert status["activity"]["requests"] == 15 and status["activity"]["in_flight"] == 0
+        assert status["concurrency"] == {"serving": 1, "requested": 1}
+        assert status["last_timings"]["cache_n"] == 3 and status["context"] == 4096
+
+
+async def test_prometheus_by_query_or_accept(serve):
+    async with serve([{"steps": [{"text": "fine"}]}]) as harness:
+        await harness.text()
+        for path, headers in (
+            ("/metrics?format=prometheus", {}),
+            ("/metrics", {"Accept": "text/plain"}),
+            ("/metrics", {"Accept": "application/openmetrics-text"}),
+        ):
+            async with harness.http.get(harness.url + path, headers=headers) as response:
+                text = await response.text()
+            assert 'vllm:request_success_total{finished_reason="stop"} 1.0' in text
+            assert "vllm:num_requests_running 0.0" in text and 'strata:live_state{state="idle"} 1.0' in text
+            assert "vllm:time_to_first_token_seconds_count 1.0" in text
+            assert "vllm:generation_tokens_total" in text and "vllm:prefix_cache_hits_total 0.0" in text
+
+
+async def test_props_describes_the_model_and_knows_no_other(serve):
+    async with serve() as harness:
+        body = (await harness.get("/props"))[1]
+        assert body["default_generation_settings"]["n_ctx"] == 4096 and body["total_slots"] == 1
+        assert "im_start" in body["chat_template"] and body["modalities"] == {"vision": False}
+        assert (await harness.get("/props?model=scripted"))[0] == 200
+        assert (await harness.get("/props?model=other"))[0] == 404
+
+
+async def test_load_and_unload(serve, eventually):
+    reply = {"steps": [{"text": "x"}, {"gate": "go"}]}
+    async with serve([reply]) as harness:
+        running = asyncio.create_task(harness.text())
+        await eventually(lambda: harness.service.scheduler.open)
+        for path in ("/load", "/v1/unload"):
+            async with harness.post(path, None) as response:
+                assert response.status == 409 and (await response.json())["error"]["type"] == "model_busy"
+        harness.open_gate("go")
+        await running
+        for _ in range(2):
+            async with harness.post("/unload", None) as response:
+                assert response.status == 200 and (await response.json())["loaded"] is False
+        assert (await harness.get("/slots"))[1] == [] and harness.commands[-1] == "QUIT"
+        async with harness.post("/v1/load", None) as response:
+            assert response.status == 200 and (await response.json())["loaded"] is True
+        await harness.text()
+        assert len(harness.engine_pids) == 2
+
+
+async def test_a_lazy_server_starts_its_engine_with_the_first_request(serve):
+    async with serve([{"steps": [{"text": "x"}]}], wait=False, settings={"lazy_load": True}) as harness:
+        status, body = await harness.get("/health")
+        assert (status, body["status"], body["loaded"]) == (200, "ok", False) and harness.engine_pids == []
+        await asyncio.gather(*(harness.text() for _ in range(5)))
+        assert len(harness.engine_pids) == 1
+
+
+async def test_an_idle_engine_is_unloaded_and_comes_back(serve, eventually):
+    async with serve([{"steps": [{"text": "x"}]}], settings={"idle_unload_s": 0.1}) as harness:
+        for life in (1, 2):
+            await harness.text()
+            await eventually(lambda: not harness.service.is_loaded)
+            assert (await harness.get("/health"))[0] == 200 and len(harness.engine_pids) == life
+
+
+async def test_requests_may_wait_for_the_engine(serve, eventually):
+    settings = {"wait_for_engine": True}
+    async with serve([{"steps": [{"text": "x"}]}], start=[{"gate": "ready"}], wait=False, settings=settings) as harness:
+        tasks = [asyncio.create_task(harness.text()) for _ in range(3)]
+        await eventually(lambda: len(harness.service._start_waiters) == 3)
+        harness.open_gate("ready")
+        await asyncio.gather(*tasks)
