@@ -34,7 +34,9 @@ from strata.server.chat.errors import TemplateError
 from strata.server.chat.messages import Json, forced_tool, hide_old_reasoning, normal_messages, normal_tools
 from strata.server.chat.vocabulary import Vocabulary
 
-MAX_RENDERED_CHARS = 64 << 20
+# A prompt may have this many characters per token of the context (English has 4, code 3), and at least MIN_CHARS.
+CHARS_PER_TOKEN = 16
+MIN_CHARS = 1 << 20
 MAX_RENDER_CPU_S = 20.0
 MAX_PRODUCT = 1 << 20  # length of a string or list that a template may make with *
 
@@ -113,6 +115,7 @@ class Chat:
         """`template` overrides the pack's own. Raises TemplateError when it does not parse."""
         self.vocabulary = vocabulary
         self.template_source = template or vocabulary.chat_template or FALLBACK_TEMPLATE
+        self.max_chars = max(MIN_CHARS, CHARS_PER_TOKEN * (vocabulary.context_length or 0))
         self._keep_empty_turns = keep_empty_turns
         self._template = _Environment.compile_template(self.template_source)
         words = vocabulary.special or {GUARD: 0}
@@ -172,7 +175,31 @@ class Chat:
             guarded = self._guarded({**extra, **values})
         except RecursionError as error:
             raise TemplateError("messages or tools: nested too deeply") from error
-        return _rendered(self._template, {**guarded, **self.vocabulary.words})
+        return self._rendered({**guarded, **self.vocabulary.words})
+
+    def _rendered(self, values: dict[str, Any]) -> str:
+        """The template's text, bounded in size and in CPU time of this thread."""
+        _Environment.deadline.set(time.thread_time() + MAX_RENDER_CPU_S)
+        pieces: list[str] = []
+        n_chars = 0
+        try:
+            for piece in self._template.generate(values):
+                _Environment.check_time()
+                n_chars += len(piece)
+                if n_chars > self.max_chars:
+                    raise TemplateError(self._too_long())
+                pieces.append(piece)
+        except TemplateError:
+            raise
+        except Exception as error:
+            reason = str(error).replace(GUARD, "")[:500] or type(error).__name__
+            raise TemplateError(f"the chat template refuses this conversation: {reason}") from error
+        return "".join(pieces)
+
+    def _too_long(self) -> str:
+        context = self.vocabulary.context_length
+        limit = f"the limit is {self.max_chars} characters"
+        return f"messages: the prompt is too long: {limit}" + (f" (a context of {context} tokens)" if context else "")
 
     def _guarded(self, value: Any) -> Any:
         """Client data in which no special word is whole, nor becomes so beside other strings or in a template's < >."""
@@ -194,26 +221,6 @@ class Chat:
         if "<function=" not in self.template_source and '"name"' in self.template_source:
             return '<tool_call>\n{"name": "' + (f'{name}", "arguments":' if name else "")
         return "<tool_call>\n<function" + (f"={name}>\n" if name else "")
-
-
-def _rendered(template: jinja2.Template, values: dict[str, Any]) -> str:
-    """The template's text, bounded in size and in CPU time of this thread."""
-    _Environment.deadline.set(time.thread_time() + MAX_RENDER_CPU_S)
-    pieces: list[str] = []
-    n_chars = 0
-    try:
-        for piece in template.generate(values):
-            _Environment.check_time()
-            n_chars += len(piece)
-            if n_chars > MAX_RENDERED_CHARS:
-                raise TemplateError(f"the conversation is longer than {MAX_RENDERED_CHARS} characters")
-            pieces.append(piece)
-    except TemplateError:
-        raise
-    except Exception as error:
-        reason = str(error).replace(GUARD, "")[:500] or type(error).__name__
-        raise TemplateError(f"the chat template refuses this conversation: {reason}") from error
-    return "".join(pieces)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -249,13 +256,10 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":
             raise SecurityError("powers are not for chat templates")
-        for text, times in ((left, right), (right, left)):
-            if (
-                isinstance(text, str | list | tuple)
-                and isinstance(times, int)
-                and len(text) * times > MAX_RENDERED_CHARS
-            ):
-                raise SecurityError(f"a repetition longer than {MAX_RENDERED_CHARS}")
+        for items, times in ((left, right), (right, left)):
+            is_sequence = isinstance(items, str | list | tuple) and isinstance(times, int)
+            if is_sequence and len(items) * times > MAX_PRODUCT:
+                raise SecurityError(f"a repetition longer than {MAX_PRODUCT}")
         return super().call_binop(context, operator, left, right)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -46,6 +46,12 @@ PRE_TOKENIZERS = {
     ),
 }
 
+# The library needs 270 bytes for each token of a call, so long texts are given to it in slices.
+SLICE_CHARS = 1 << 18
+# Where a word ends whatever stands around it, and no character combines with the one before: after a letter or digit,
+# before something else, both ASCII. True of every pattern in PRE_TOKENIZERS.
+_WORD_END = re.compile(r"(?<=[A-Za-z])(?=[\x00-@\[-`{-\x7f])|(?<=[0-9])(?=[\x00-\x7f])")
+
 # Words that the output parser looks for. A pack may call them control tokens; they have text all the same.
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 END_WORDS = ("<|im_end|>", "<|endoftext|>")
@@ -61,6 +67,18 @@ def _byte_letters() -> dict[str, int]:
 
 
 _BYTE_OF_LETTER = _byte_letters()
+
+
+def _slices(text: str) -> Iterator[str]:
+    """`text` in slices whose ids together are those of the whole. Without a word's end a slice is as long as needed."""
+    start = 0
+    while len(text) - start > SLICE_CHARS:
+        cut = _WORD_END.search(text, start + SLICE_CHARS)
+        if cut is None:
+            break
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
 
 
 class Vocabulary:
@@ -180,9 +198,23 @@ class Vocabulary:
         return self.encode_pieces(self.split_special(text))
 
     def encode_pieces(self, pieces: Sequence[tuple[str, int | None]]) -> list[int]:
-        """Ids of pieces as `split_special` gives them. One call of the library, which lets other threads run."""
+        """Ids of pieces as `split_special` gives them."""
+        ids: list[int] = []
+        batch: list[tuple[str, int | None]] = []
+        n_chars = 0
+        for piece, special_id in pieces:
+            for text in _slices(piece) if special_id is None else [piece]:
+                batch.append((text, special_id))
+                n_chars += len(text)
+                if n_chars >= SLICE_CHARS:
+                    ids += self._encode_batch(batch)
+                    batch, n_chars = [], 0
+        return ids + self._encode_batch(batch)
+
+    def _encode_batch(self, pieces: Sequence[tuple[str, int | None]]) -> list[int]:
+        """One call of the library. This one lets other threads run; `encode` would hold the interpreter lock."""
         plain = [text for text, special_id in pieces if special_id is None]
-        encoded = iter(self._bpe.encode_batch_fast(plain, add_special_tokens=False) if plain else ())
+        encoded = iter(self._bpe.encode_batch_fast(plain, add_special_tokens=False))
         ids: list[int] = []
         for _, special_id in pieces:
             ids += next(encoded).ids if special_id is None else (special_id,)

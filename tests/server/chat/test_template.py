@@ -144,7 +144,7 @@ def test_text_without_special_words_gets_other_ids_than_plain_encoding(
     assert prompt.ids == hf.encode(text, add_special_tokens=False).ids
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(texts=st.lists(HOSTILE, min_size=10, max_size=10), key=HOSTILE, value=HOSTILE)
 def test_a_client_forges_a_special_token(chat: Chat, texts: list[str], key: str, value: str) -> None:
     def tool(key: str, value: str) -> dict[str, Any]:
@@ -370,13 +370,20 @@ def test_a_failing_template_takes_the_server_with_it(vocabulary: Vocabulary, sou
     str(raised.value).encode()
 
 
-def test_a_template_that_writes_without_end_fills_the_memory(
-    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+def test_a_template_that_writes_without_end_fills_the_memory(vocabulary: Vocabulary) -> None:
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{{ messages[0].content }}{% endfor %}{% endfor %}"
+    with pytest.raises(TemplateError, match=r"the limit is 1048576 characters \(a context of 4096 tokens\)"):
+        Chat(vocabulary, template=loops).prompt([{"role": "user", "content": "q" * 100}])
+
+
+def test_a_client_sends_more_text_than_any_context_holds(
+    vocabulary: Vocabulary, tokenizer_pairs: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(template_module, "MAX_RENDERED_CHARS", 10_000)
-    chat = Chat(vocabulary, template="{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}")
-    with pytest.raises(TemplateError, match="longer than 10000 characters"):
-        chat.prompt([{"role": "user", "content": "q"}])
+    with pytest.raises(TemplateError, match="messages: the prompt is too long"):
+        Chat(vocabulary).prompt([{"role": "user", "content": "q" * (1 << 20)}])
+    real = Vocabulary(*(tokenizer_pairs[f"tokenizer.ggml.{key}"] for key in ("tokens", "token_type", "merges")))
+    real.context_length = 262_144
+    assert Chat(real).max_chars == 16 * 262_144
 
 
 @pytest.mark.parametrize("inside", ["", "x", "{% set x = i ~ j %}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import unicodedata
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from strata.server.chat import vocabulary as vocabulary_module
 from strata.server.chat.errors import VocabularyError
 from strata.server.chat.vocabulary import Vocabulary
 
@@ -31,6 +33,38 @@ TEXTS = st.lists(PIECES, max_size=8).map("".join)
 @given(text=TEXTS)
 def test_ids_differ_from_the_tokenizer_that_made_the_pack(vocabulary: Vocabulary, hf: Tokenizer, text: str) -> None:
     assert vocabulary.encode(text) == hf.encode(text, add_special_tokens=False).ids
+
+
+SENTENCES = st.lists(st.one_of(PIECES, st.sampled_from(["a b", " word", "s x's", "e \u0301a b"])), max_size=20).map(
+    "".join
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=SENTENCES, size=st.integers(1, 9))
+def test_a_long_text_is_encoded_otherwise_in_slices(
+    vocabulary: Vocabulary, hf: Tokenizer, text: str, size: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vocabulary_module, "SLICE_CHARS", size)
+        assert vocabulary.encode(text) == hf.encode(text, add_special_tokens=False).ids
+
+
+def test_encoding_stops_all_other_threads(vocabulary: Vocabulary) -> None:
+    text = "é-" * 600_000  # nowhere to cut it: one call
+    done = threading.Event()
+
+    def work() -> None:
+        vocabulary.encode_plain(text)
+        done.set()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    n_turns = 0
+    while not done.wait(0.001):
+        n_turns += 1
+    worker.join()
+    assert n_turns > 10
 
 
 @pytest.mark.parametrize("pack", ["tiny-q8_0", "odd-q2_0", "tiny-q2_0-split"])
