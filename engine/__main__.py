@@ -87,6 +87,7 @@ def _serve(pack: Pack, options: Options, out: int) -> int:
     from strata.engine.serve import Server, Writer
 
     begun = time.perf_counter()
+    log(f"{pack.path.name}: {pack.n_bytes / 2**20:.0f} MiB, loading; a first start also compiles the host kernels")
     runner = ModelRunner(pack, options)
     runner.warm()
     path = SoloPath(

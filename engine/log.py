@@ -26,6 +26,7 @@ def configure() -> None:
     handler.setFormatter(_OneLine())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.raiseExceptions = False
+    logging.captureWarnings(True)
     _logger.setLevel(logging.INFO)
 
 

@@ -48,6 +48,13 @@ from strata.protocol.lines import (
 
 SPARE_TOKENS = 8
 """What the context rule keeps free behind prompt and new tokens."""
+SAMPLING_RANGES = {
+    "temperature": (1e-100, 1e100),
+    "penalty_repeat": (1e-6, 1e6),
+    "penalty_freq": (-1e6, 1e6),
+    "penalty_present": (-1e6, 1e6),
+}
+"""What a sampled request may ask for: inside, every score stays finite for any float32 logit."""
 
 
 class Leaving(Exception):
@@ -102,6 +109,14 @@ def gen_refusal(gen: Gen, max_context: int, vocab: int) -> str | None:
     largest = max(gen.ids)
     if largest >= vocab:
         return f"a token id is outside the vocabulary: {largest}, the model has {vocab}"
+    return None if gen.keys.is_greedy else _sampling_refusal(gen.keys)
+
+
+def _sampling_refusal(keys: SamplingKeys) -> str | None:
+    for name, (low, high) in SAMPLING_RANGES.items():
+        value: float = getattr(keys, name)
+        if not low <= value <= high:
+            return f"bad request: {name}: wants a number from {low:g} to {high:g}, got {value:g}"
     return None
 
 

@@ -20,7 +20,8 @@ from strata.kernels.reference import sample
 from strata.protocol.lines import Done, Err, Info, Output, decode_output
 
 WAIT_S = 60
-KERNELS = "reference"
+FIRST_START_S = 300  # the first start on a machine compiles the kernels
+KERNELS = "cpu"
 ENGINE = Path(sys.executable).with_name("strata-engine")
 
 
@@ -51,9 +52,9 @@ class EngineProcess:
         self.process.stdin.write(data)
         self.process.stdin.flush()
 
-    def next(self) -> Output | None:
+    def next(self, wait_s: float = WAIT_S) -> Output | None:
         """The next output, None at the end of stdout."""
-        line = self._lines.get(timeout=WAIT_S)
+        line = self._lines.get(timeout=wait_s)
         return None if line is None else decode_output(line)
 
     def until(self, *kinds: type) -> list[Output]:
@@ -126,7 +127,7 @@ def serve_pack(start_engine: Start, packs: object) -> Callable[..., EngineProces
             *args,
             env=env,
         )
-        info, ready = engine.next(), engine.next()
+        info, ready = engine.next(FIRST_START_S), engine.next()
         assert isinstance(info, Info), f"{info}; log: {engine.log.read_text()}"
         engine.info, engine.ready = info, ready
         return engine
@@ -194,9 +195,7 @@ class Loop:
         os.close(self._outputs)
 
     def send(self, *lines: str) -> None:
-        data = "".join(f"{line}\n" for line in lines).encode()
-        while data:
-            data = data[os.write(self._commands, data) :]
+        self.send_bytes("".join(f"{line}\n" for line in lines).encode())
 
     def send_bytes(self, data: bytes) -> None:
         while data:

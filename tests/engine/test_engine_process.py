@@ -190,7 +190,7 @@ def test_a_signal_during_a_request_says_why_on_the_last_line(serve_pack):
 def test_a_reader_that_went_away_ends_the_engine_with_code_1(packs, tmp_path):
     read_fd, write_fd = os.pipe()
     log = tmp_path / "log"
-    command = [str(ENGINE), "--serve", "--pack", str(packs["odd-q8_0"]), "--kernels", "reference"]
+    command = [str(ENGINE), "--serve", "--pack", str(packs["odd-q8_0"])]
     with log.open("wb") as stderr:
         engine = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=write_fd, stderr=stderr)
     os.close(write_fd)
@@ -254,3 +254,18 @@ def test_a_failure_is_a_last_line_and_its_traceback_is_in_the_log_only_when_aske
         assert err.is_fatal
         assert engine.exit_code() == 1
         assert ("Traceback" in engine.log.read_text()) is (debug == "1")
+
+
+@pytest.mark.parametrize("prompt", ["len1", "len17", "eos", "len130"])
+def test_a_greedy_answer_is_the_one_that_another_implementation_recorded(float_engine, golden, prompt):
+    recorded = golden("odd-hf")
+    wanted = recorded[f"{prompt}.decode_ids"].tolist()
+    outputs = float_engine.ask(gen(len(wanted), recorded[f"{prompt}.ids"].tolist()))
+    said = text(outputs)
+    assert said == wanted[: len(said)]
+    assert len(said) == len(wanted) or outputs[-1].finish == "stop"
+
+
+@pytest.fixture(scope="module")
+def float_engine(serve_pack):
+    return serve_pack(pack="odd-f32")

@@ -48,7 +48,9 @@ KEYS = words(
     "temperature top_k top_p min_p penalty_last_n penalty_repeat penalty_freq penalty_present seed cvec ckpt pin "
     "pcie_frac spec_min_p unknown"
 )
-VALUES = words("0 1 -1 0.5 1e9 1e-9 1e308 -1e308 nan inf 64 4096 99999999999999999999 18446744073709551615 x 0x1 ,")
+VALUES = words(
+    "0 1 -1 0.5 1e9 1e-9 1e308 -1e308 1e-308 nan inf 64 4096 99999999999999999999 18446744073709551615 x 0x1 ,"
+)
 NOISE = bytes(range(256)).replace(b"\n", b"")
 
 
@@ -58,10 +60,12 @@ def number(rng: random.Random) -> str:
     )
 
 
-def well_formed(rng: random.Random) -> str:
+def well_formed(rng: random.Random, most_new: int) -> str:
     ids = ",".join(str(rng.randrange(VOCAB)) for _ in range(rng.randrange(1, 12)))
-    keys = "".join(f"{rng.choice(KEYS)}={rng.choice(VALUES)} " for _ in range(rng.randrange(3)))
-    return f"GEN {rng.randrange(1, 6)} {keys}{ids}"
+    keys = "".join(f"{rng.choice(KEYS)}={rng.choice(VALUES)} " for _ in range(rng.randrange(4)))
+    if rng.random() < 0.3:
+        keys += "temperature=1 penalty_last_n=64 "
+    return f"GEN {rng.randrange(1, most_new + 1)} {keys}{ids}"
 
 
 def some_words(rng: random.Random) -> str:
@@ -85,12 +89,12 @@ def mutated(rng: random.Random, line: bytes) -> bytes:
     return bytes(data)
 
 
-def random_lines(seed: int, n: int) -> Iterator[bytes]:
-    """n lines without LF; none of them is QUIT."""
+def random_lines(seed: int, n: int, most_new: int = 5) -> Iterator[bytes]:
+    """n lines without LF; none of them is QUIT. Most requests ask for at most `most_new` tokens."""
     rng = random.Random(seed)
     while n:
         kind = rng.randrange(5)
-        line = (well_formed(rng) if kind < 2 else some_words(rng)).encode()
+        line = (well_formed(rng, most_new) if kind < 2 else some_words(rng)).encode()
         if kind == 1 or (kind == 2 and rng.random() < 0.5):
             line = mutated(rng, line)
         elif kind == 4:
@@ -181,10 +185,10 @@ def test_random_and_oversized_lines_leave_the_real_process_well_and_small(serve_
     sender = threading.Thread(target=send_mixed, args=(engine, 2, n))
     sender.start()
     outputs = outputs_of(engine)
-    check_answers(random_lines(2, n // 2), outputs, 1024)
+    check_answers(random_lines(2, n // 2, 1), outputs, 1024)
     for _ in range(3):
         assert next(outputs) == Err(f"bad request: the line is longer than {MAX_LINE_BYTES} bytes")
-    check_answers(random_lines(3, n // 2), outputs, 1024)
+    check_answers(random_lines(3, n // 2, 1), outputs, 1024)
     sender.join()
     assert isinstance(engine.ask("GEN 2 5,6,7")[-1], Done)
     assert peak_mib(engine.process.pid) - before < 160
@@ -195,7 +199,7 @@ def test_random_and_oversized_lines_leave_the_real_process_well_and_small(serve_
 
 
 def send_mixed(engine: object, seed: int, n: int) -> None:
-    engine.send(*random_lines(seed, n // 2))
+    engine.send(*random_lines(seed, n // 2, 1))
     for _ in range(3):
         engine.send(b"GEN 1 " + b"5," * (MAX_LINE_BYTES // 2))
-    engine.send(*random_lines(seed + 1, n // 2))
+    engine.send(*random_lines(seed + 1, n // 2, 1))

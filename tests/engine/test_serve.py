@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 
 import pytest
 
 from strata.engine.serve import Leaving
-from strata.protocol.lines import Done, Err, Progress, Resume, Reused, SessionError, Token
+from strata.protocol.lines import Done, Err, Progress, Resume, Reused, SamplingKeys, SessionError, Token
 
 
 def kinds(outputs: list[object]) -> list[type]:
@@ -59,6 +60,20 @@ def test_a_refused_line_gets_one_err_no_done_and_the_next_command_works(loop, li
     engine = loop()
     assert engine.ask(line)[0].text.startswith(prefix)
     assert kinds(engine.ask("GEN 1 5")) == [Resume, Progress, Reused, Token, Done]
+
+
+EXTREMES = ("1e308", "-1e308", "1e-308", "5e-324", "1e6", "-1e6", "1e-6", "1e7", "0", "-1")
+
+
+@pytest.mark.parametrize("name", SamplingKeys.__struct_fields__)
+@pytest.mark.filterwarnings("error")
+def test_no_value_of_a_sampling_key_kills_the_engine(loop, name):
+    engine = loop(reuse=False)
+    for value in EXTREMES:
+        for temperature in ("1", "1e-308", "1e-100", "1e100", "1e308"):
+            keys = f"temperature={temperature} penalty_last_n=64 penalty_repeat=1e6 penalty_freq=1e6 {name}={value}"
+            end = engine.ask(f"GEN 3 {keys} 5,5,6")[-1]
+            assert isinstance(end, Done) or re.match(rf"bad request: ({name}|temperature): wants", end.text), keys
 
 
 def test_session_files_are_refused_with_the_class_that_the_protocol_names(loop):
