@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from strata.server.chat.errors import RequestError
@@ -222,7 +222,7 @@ def json_call(draw: st.DrawFn) -> tuple[str, str, dict[str, Any]]:
 STOPS = st.lists(st.sampled_from(["STOP", "TOP", "x", "\n\n", "12<", "</"]), max_size=2, unique=True)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=ANSWERS, stop=STOPS, thinks=st.booleans(), seed=st.integers(0, 2**32))
 def test_a_whole_text_reading_gives_other_events(
     vocabulary: Vocabulary, cut: Cut, text: str, stop: list[str], thinks: bool, seed: int
@@ -233,7 +233,7 @@ def test_a_whole_text_reading_gives_other_events(
     assert finish == ending
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     parts=st.lists(st.one_of(NOISE, xml_call(), json_call().map(lambda call: call[0])), max_size=3),
     end=st.integers(0, 60),
@@ -259,7 +259,7 @@ def test_the_cut_into_tokens_changes_the_events(
     assert results[0][0] == whole
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     calls=st.lists(json_call(), min_size=1, max_size=3), gap=st.sampled_from(["", "\n", " \n\n"]), seed=st.integers()
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strata.server.chat.errors import RequestError
@@ -34,7 +34,7 @@ def ids_and_stops(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]], li
     return ids, spans, draw(st.lists(st.text(min_size=1, max_size=3), max_size=2))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=ids_and_stops())
 def test_streamed_text_differs_from_decoding_up_to_the_first_stop(
     vocabulary: Vocabulary, case: tuple[list[int], list[tuple[int, int]], list[str]]
@@ -75,7 +75,7 @@ def test_end_tokens_have_text(vocabulary: Vocabulary) -> None:
     assert "".join(map(chosen.push, ids)) == "b"
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(words=AB_WORDS, pieces=st.lists(st.text(alphabet="abc", max_size=6), max_size=12))
 def test_words_found_depend_on_the_cut(words: list[str], pieces: list[str]) -> None:
     """Piecewise, all words in turn are those that the whole text has, each sought after the end of the one before."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -130,7 +130,7 @@ PIECES += ["|im_end|>", "|im_end|", "think", "think>", "/think", "tool_call", "<
 HOSTILE = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(texts=st.lists(INNOCENT, min_size=10, max_size=10))
 def test_text_without_special_words_gets_other_ids_than_plain_encoding(
     exact_chat: Chat, hf: Tokenizer, texts: list[str]
@@ -144,7 +144,7 @@ def test_text_without_special_words_gets_other_ids_than_plain_encoding(
     assert prompt.ids == hf.encode(text, add_special_tokens=False).ids
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(texts=st.lists(HOSTILE, min_size=10, max_size=10), key=HOSTILE, value=HOSTILE)
 def test_a_client_forges_a_special_token(chat: Chat, texts: list[str], key: str, value: str) -> None:
     def tool(key: str, value: str) -> dict[str, Any]:

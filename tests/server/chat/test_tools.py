@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strata.server.chat.events import Content, Event, ToolArgs, ToolEnd, ToolStart
@@ -165,8 +165,8 @@ def test_a_malformed_call_is_delivered_as_whole_or_swallows_the_answer(text: str
 @pytest.mark.parametrize("start", ["", "<tool_call><function=f><parameter=p>", "<tool_call><function=f></function>"])
 def test_hostile_output_costs_more_than_its_length(piece: str, start: str) -> None:
     begun = time.process_time()
-    read(start + piece * (200_000 // len(piece)), by=5)
-    assert time.process_time() - begun < 5
+    read(start + piece * (100_000 // len(piece)), by=5)
+    assert time.process_time() - begun < 3
 
 
 VALUES = st.recursive(
@@ -185,7 +185,7 @@ def scanned(text: str) -> tuple[str, bool]:
     return out, scanner.done
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(value=VALUES, at=st.integers(0, 40), insert=JSON_LETTERS, remove=st.integers(0, 3))
 def test_text_is_taken_for_json_that_is_none_or_the_other_way_round(
     value: Any, at: int, insert: str, remove: int

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -29,7 +29,7 @@ PIECES = st.one_of(
 TEXTS = st.lists(PIECES, max_size=8).map("".join)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=TEXTS)
 def test_ids_differ_from_the_tokenizer_that_made_the_pack(vocabulary: Vocabulary, hf: Tokenizer, text: str) -> None:
     assert vocabulary.encode(text) == hf.encode(text, add_special_tokens=False).ids
@@ -40,7 +40,7 @@ SENTENCES = st.lists(st.one_of(PIECES, st.sampled_from(["a b", " word", "s x's",
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=SENTENCES, size=st.integers(1, 9))
 def test_a_long_text_is_encoded_otherwise_in_slices(
     vocabulary: Vocabulary, hf: Tokenizer, text: str, size: int
