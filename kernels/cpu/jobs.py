@@ -31,6 +31,8 @@ from strata.kernels.cpu.tasks import kernel, run_tasks
 FUNCTION, ITEMS, GRAIN, ARGUMENTS = 0, 1, 2, 3
 """Words of a job; its arguments follow."""
 JOB_WORDS: Final = 16
+HEADER: Final = 3
+"""Words of a table before its jobs."""
 
 SCRATCH_BYTES: Final = 1 << 15
 """Scratch of a thread."""
@@ -93,11 +95,12 @@ def _claim(typing_context, counter):
 
 
 def _work(thread, table):
-    """Take pieces of a table until none is left: [address of the jobs, number of them, next piece, scratch]."""
-    jobs, count, scratch = word(table, 0), word(table, 1), word(table, 3) + thread * SCRATCH_BYTES
+    """Take pieces of a table until none is left. Its header: number of jobs, next piece, address of the scratch."""
+    count, counter, scratch = word(table, 0), table + 8, word(table, 2) + thread * SCRATCH_BYTES
+    jobs = table + 8 * HEADER
     job, before = 0, 0
     while job < count:
-        piece = _claim(table + 16) - before
+        piece = _claim(counter) - before
         while job < count:
             mine = jobs + 8 * JOB_WORDS * job
             pieces = (word(mine, ITEMS) + word(mine, GRAIN) - 1) // word(mine, GRAIN)
@@ -113,21 +116,28 @@ def _worker() -> int:
     return int(kernel(_work).address)
 
 
-class _Scratch:
-    """Scratch of all threads; the lock is held by the table that uses it."""
+class _Memory:
+    """The table and the threads' scratch of the run in progress, whose lock it is; both grow to the largest run."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._memory = np.empty(0, np.uint8)
+        self._scratch, self._table = np.empty(0, np.uint8), np.empty(0, np.int64)
+        self._scratch_at = self._table_at = 0
 
-    def address(self, threads: int) -> int:
-        wanted = threads * SCRATCH_BYTES + 64
-        if self._memory.size < wanted:
-            self._memory = np.zeros(wanted, np.uint8)
-        return -(-self._memory.ctypes.data // 64) * 64
+    def table(self, jobs: Jobs, threads: int) -> int:
+        """The address of a table of these jobs: a header of HEADER words, then the jobs."""
+        if self._scratch.size < threads * SCRATCH_BYTES + 64:
+            self._scratch = np.zeros(threads * SCRATCH_BYTES + 64, np.uint8)
+            self._scratch_at = -(-address(self._scratch) // 64) * 64
+        if self._table.size < HEADER + jobs.size:
+            self._table = np.zeros(2 * (HEADER + jobs.size), np.int64)
+            self._table_at = address(self._table)
+        self._table[:HEADER] = (len(jobs), 0, self._scratch_at)
+        self._table[HEADER : HEADER + jobs.size] = jobs.reshape(-1)
+        return self._table_at
 
 
-_SCRATCH: Final = _Scratch()
+_MEMORY: Final = _Memory()
 
 
 def address(array: npt.NDArray[Any]) -> int:
@@ -143,8 +153,7 @@ def job(function: int, items: int, grain: int, *arguments: int) -> list[int]:
 
 def run(jobs: Jobs | list[list[int]], cost: int) -> None:
     """Do all jobs of a table; `cost` about how many multiplications they are."""
-    rows = np.ascontiguousarray(jobs, np.int64)
+    rows = np.asarray(jobs, np.int64)
     threads = numba.get_num_threads() if cost > SERIAL_COST else 1
-    with _SCRATCH.lock:
-        table = np.array([address(rows), len(rows), 0, _SCRATCH.address(threads)], np.int64)
-        run_tasks(_worker(), address(table), threads, threads)
+    with _MEMORY.lock:
+        run_tasks(_worker(), _MEMORY.table(rows, threads), threads, threads)

@@ -29,7 +29,7 @@ from numba.extending import intrinsic
 
 from strata.kernels.cpu.jobs import ARGUMENTS, GRAIN, SCRATCH_BYTES, Jobs, Variant, address, call, function, job
 from strata.kernels.cpu.math import JIT
-from strata.kernels.cpu.memory import clear_floats, copy_floats, int32_at, put_float, put_word, word
+from strata.kernels.cpu.memory import clear_floats, copy_floats, int32_at, prefetch, put_float, put_word, word
 from strata.kernels.cpu.simd import FLOAT, FLOATS, I16, I32, VECTOR, WIDTH, WORD64, Emitter, Value, constant
 from strata.kernels.cpu.unpack import CHUNK, CHUNK_BYTES, CODES, OFFSETS, SCALES, unpacker
 from strata.kernels.formats import Weight
@@ -44,10 +44,10 @@ PANEL: Final = 128
 TOGETHER: Final = 4
 """Activation rows that share the loads of the weights."""
 
-PIECE_BYTES: Final = 1 << 17
+PIECE_BYTES: Final = 1 << 18
 """Weight bytes, times activation rows, that a thread takes at once: some 10 us."""
 
-_SUMS_AT: Final = CHUNK_BYTES
+_SUMS_AT: Final = 2 * CHUNK_BYTES
 _TABLE_AT: Final = _SUMS_AT + PANEL * 4 * WIDTH
 _RECORDS_AT: Final = _TABLE_AT + 8 * WIDTH
 _END: Final = _RECORDS_AT + 8 * PANEL
@@ -95,7 +95,7 @@ def _add_chunk(typing_context, variant, rows, chunk, blocks, records, start, sum
     n = rows.literal_value
 
     def codegen(context, builder, signature, arguments):
-        e = Emitter(builder)
+        e = Emitter(builder, variant.facts["general"])
         chunk, blocks, table, start, sums = arguments[2:]
         bases = [e.plus_i64(e.load(WORD64, table, 8 * i), start) for i in range(n)]
         running = [cgutils.alloca_once_value(builder, e.load(FLOATS, sums, 64 * i)) for i in range(n)]
@@ -120,6 +120,17 @@ def _input_row(job, i):
     return int32_at(index, i) if index != 0 else i
 
 
+@njit("void(int64, int64, int64, int64, int64, int64)", **JIT)
+def _unpack(job, table, b, blocks, chunk, ahead):
+    taken = min(_BLOCKS_OF_CHUNK, blocks - b)
+    size = word(job, A_CHUNK_BYTES)
+    start = word(table, 0) + ahead + b // _BLOCKS_OF_CHUNK * size * WIDTH
+    if ahead:
+        for i in range(0, size * WIDTH, 64):
+            prefetch(start + i)
+    call(word(job, A_UNPACK), table, b // _BLOCKS_OF_CHUNK * size, taken, chunk)
+
+
 def _blocks_entry(variant, job, begin, end, scratch):
     """Tiles [begin, end) of a matrix."""
     rows, blocks, n = word(job, A_ROWS), word(job, A_COLS) // ACT_BLOCK, word(job, A_N)
@@ -133,14 +144,19 @@ def _blocks_entry(variant, job, begin, end, scratch):
             for r in range(WIDTH):
                 put_word(table, r, word(job, A_WEIGHT) + min(first + r, rows - 1) * word(job, A_ROW_BYTES))
             clear_floats(sums, count * WIDTH)
+            ahead = word(job, A_ROW_BYTES) * WIDTH if first + WIDTH < rows else 0
+            _unpack(job, table, 0, blocks, scratch, ahead)
             for b in range(0, blocks, _BLOCKS_OF_CHUNK):
                 taken = min(_BLOCKS_OF_CHUNK, blocks - b)
-                call(word(job, A_UNPACK), table, b // _BLOCKS_OF_CHUNK * word(job, A_CHUNK_BYTES), taken, scratch)
+                chunk = scratch + b // _BLOCKS_OF_CHUNK % 2 * CHUNK_BYTES
+                if b + taken < blocks:
+                    after = scratch + (b // _BLOCKS_OF_CHUNK + 1) % 2 * CHUNK_BYTES
+                    _unpack(job, table, b + taken, blocks, after, ahead)
                 whole = count // TOGETHER * TOGETHER
                 for i in range(0, whole, TOGETHER):
-                    _add_chunk(variant, TOGETHER, scratch, taken, records + 8 * i, b * RECORD, sums + 64 * i)
+                    _add_chunk(variant, TOGETHER, chunk, taken, records + 8 * i, b * RECORD, sums + 64 * i)
                 for i in range(whole, count):
-                    _add_chunk(variant, 1, scratch, taken, records + 8 * i, b * RECORD, sums + 64 * i)
+                    _add_chunk(variant, 1, chunk, taken, records + 8 * i, b * RECORD, sums + 64 * i)
             for i in range(count):
                 out = word(job, A_OUT) + 4 * ((panel + i) * word(job, A_STRIDE) + first)
                 copy_floats(out, sums + 64 * i, min(WIDTH, rows - first))
@@ -243,7 +259,7 @@ def product_job(w: Weight, x: Inputs, index: int, n: int, out: int) -> list[int]
     common = (address(w.data), row_bytes, w.rows, w.cols, inputs, index, n, out, w.rows)
     if kind.is_float:
         return job(function(_floats_entry, type=kind.name), w.rows, PIECE_BYTES // (row_bytes * n), *common)
-    entry = function(_blocks_entry, group=kind.group, offset=kind.has_offset)
+    entry = function(_blocks_entry, group=kind.group, offset=kind.has_offset, general=False)
     grain = PIECE_BYTES // (WIDTH * row_bytes * n)
     return job(entry, -(-w.rows // WIDTH), grain, *common, unpacker(kind), CHUNK // kind.block * kind.block_bytes)
 

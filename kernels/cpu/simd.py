@@ -4,9 +4,9 @@ A vector has one 32-bit lane per weight row. Bytes of a block are read as *colum
 neighbouring bytes of row r, so a column of codes is four consecutive weights of sixteen rows, and every field of a
 block (nibbles, sign bits, scales) is taken out of all sixteen rows by one instruction.
 
-`Emitter` wraps an IR builder. It emits plain LLVM IR, which any processor compiles; two operations have no good
-general form and use the instruction where the processor has it: `dot4` (vpdpbusd of AVX-512 VNNI) and `table16`
-(pshufb). Both are integers, so their bits are the same everywhere.
+`Emitter` wraps an IR builder. It emits plain LLVM IR, which any processor compiles; three operations have no good
+general form and use the instruction where the processor has it: `dot4` (vpdpbusd of AVX-512 VNNI), `table16` (pshufb)
+and `table128` (vpermi2b of AVX-512 VBMI). All are integer operations: the bits are the same everywhere.
 
 Addresses are i64 values, offsets Python ints or i64 values. Loads and stores need no alignment, and a load never
 touches a byte that was not asked for: weights may end at the last byte of a mapped file.
@@ -57,8 +57,9 @@ def constant(kind: ir.VectorType, value: float | Sequence[int]) -> ir.Constant:
 class Emitter:
     """Emits operations on sixteen rows at the builder's position."""
 
-    def __init__(self, builder: ir.IRBuilder) -> None:
+    def __init__(self, builder: ir.IRBuilder, general: bool = False) -> None:
         self.b = builder
+        self.features = frozenset[str]() if general else features()
 
     # ------------------------------------------------------------------------------------------------ memory, loops
 
@@ -230,12 +231,9 @@ class Emitter:
 
     def dot4(self, total: Value, codes: Value, q: Value) -> Value:
         """total + the sum of the four products of each lane: codes are unsigned bytes, q signed bytes."""
-        if "avx512vnni" in features():
+        if "avx512vnni" in self.features:
             return self.call("llvm.x86.avx512.vpdpbusd.512", VECTOR, total, codes, q)
-        return self.dot4_general(total, codes, q)
-
-    def dot4_general(self, total: Value, codes: Value, q: Value) -> Value:
-        """The same in two multiplications of 16-bit pairs (pmaddwd of x86)."""
+        # Two multiplications of 16-bit pairs, pmaddwd of x86.
         b, pairs, wide = self.b, ir.VectorType(I16, 2 * WIDTH), ir.VectorType(I32, 2 * WIDTH)
         eight = constant(pairs, 8)
         x, y = b.bitcast(codes, pairs), b.bitcast(q, pairs)
@@ -250,18 +248,14 @@ class Emitter:
 
     def table16(self, table: Sequence[int], index: Value) -> Value:
         """A signed byte for every byte of the index, 0..15."""
-        width, name = _SHUFFLES.get(next((f for f in _SHUFFLES if f in features()), ""), (0, ""))
-        if not width:
-            return self.table16_general(table, index)
-        kind = ir.VectorType(I8, width)
         data = self.b.bitcast(index, BYTES)
-        parts = [self.shuffle(data, data, range(i, i + width)) for i in range(0, 4 * WIDTH, width)]
-        found = [self.call(name, kind, constant(kind, [*table] * (width // 16)), part) for part in parts]
-        return self.b.bitcast(self.join(found), VECTOR)
-
-    def table16_general(self, table: Sequence[int], index: Value) -> Value:
-        """The same by choosing between halves of the table with one bit of the index after another."""
-        data = self.b.bitcast(index, BYTES)
+        for feature, width, name in _SHUFFLES:
+            if feature in self.features:
+                kind = ir.VectorType(I8, width)
+                parts = [self.shuffle(data, data, range(i, i + width)) for i in range(0, 4 * WIDTH, width)]
+                found = [self.call(name, kind, constant(kind, [*table] * (width // 16)), part) for part in parts]
+                return self.b.bitcast(self.join(found), VECTOR)
+        # One bit of the index after another chooses between halves of the table.
         values = [constant(BYTES, v) for v in table]
         for bit in (1, 2, 4, 8):
             chosen = self.b.icmp_unsigned("!=", self.b.and_(data, constant(BYTES, bit)), constant(BYTES, 0))
@@ -279,6 +273,17 @@ class Emitter:
             result = b.insert_element(result, entry, lane)
         return result
 
+    def table128(self, table: Sequence[int], index: Value, masks: Sequence[Value]) -> Value:
+        """A byte for every byte of the index, in a table of 128 * 2^len(masks): bits 0 to 6 of the number are the
+        index's own, each mask tells the next one. Only where the processor has `BYTE_TABLES`.
+        """
+        data, name = self.b.bitcast(index, BYTES), "llvm.x86.avx512.vpermi2var.qi.512"
+        parts = [constant(BYTES, table[i : i + 64]) for i in range(0, len(table), 64)]
+        found = [self.call(name, BYTES, x, data, y) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+        for mask in masks:
+            found = [self.b.select(mask, y, x) for x, y in zip(found[::2], found[1::2], strict=True)]
+        return found[0]
+
     def words_table(self, name: str, words: Callable[[], Sequence[int]]) -> ir.GlobalVariable:
         """A constant table of 32-bit words in the module, made at its first use."""
         known = self.b.module.globals.get(name)
@@ -292,9 +297,12 @@ class Emitter:
         return table
 
 
-_SHUFFLES: Final = {
-    "avx512bw": (64, "llvm.x86.avx512.pshuf.b.512"),
-    "avx2": (32, "llvm.x86.avx2.pshuf.b"),
-    "ssse3": (16, "llvm.x86.ssse3.pshuf.b.128"),
-}
+_SHUFFLES: Final = (
+    ("avx512bw", 64, "llvm.x86.avx512.pshuf.b.512"),
+    ("avx2", 32, "llvm.x86.avx2.pshuf.b"),
+    ("ssse3", 16, "llvm.x86.ssse3.pshuf.b.128"),
+)
 """Instruction set, bytes of a vector and intrinsic of the byte shuffle, widest first."""
+
+BYTE_TABLES: Final = "avx512vbmi"
+"""The instruction set with lookups in tables of 128 bytes."""

@@ -26,13 +26,28 @@ from numba import types
 from numba.extending import intrinsic
 
 from strata.kernels.cpu.jobs import function
-from strata.kernels.cpu.simd import FLOATS, I8, I16, VECTOR, WORD64, Emitter, Offset, Value, constant
+from strata.kernels.cpu.simd import (
+    BYTE_TABLES,
+    BYTES,
+    FLOATS,
+    I8,
+    I16,
+    VECTOR,
+    WIDTH,
+    WORD64,
+    Emitter,
+    Offset,
+    Value,
+    constant,
+)
 from strata.kernels.formats import BY_NAME, TensorType
 from strata.kernels.reference.quant import IQ4_VALUES, MXFP4_VALUES, grid
 
 CHUNK: Final = 256
 """Weights of a row in a chunk."""
 CODES, SCALES, OFFSETS, CHUNK_BYTES = 0, 4096, 5120, 6144
+
+_IQ3_XXS_VALUES = (4, 12, 20, 28, 36, 44, 52, 62)
 
 _BYTES = 0x01010101
 """A number times this has it in all four bytes of a lane."""
@@ -44,23 +59,21 @@ class Block:
     `at` the byte of a row where the block starts; `out` the chunk buffer; `first` the number of the block in the chunk.
     """
 
-    def __init__(
-        self, e: Emitter, kind: TensorType, rows: Sequence[Value], at: Value, out: Value, first: Value
-    ) -> None:
-        self.e, self._rows, self._at = e, rows, at
+    def __init__(self, e: Emitter, kind: TensorType, table: Value, at: Value, out: Value, first: Value) -> None:
+        self.e, self._table, self._at = e, table, at
         self._codes = e.plus_i64(out, e.times(first, kind.block // 32 * 512))
         self._groups = e.plus_i64(out, e.times(first, kind.block // kind.group * 64))
 
     def columns(self, offset: Offset, count: int) -> list[Value]:
         """`count` columns from byte `offset` of the block."""
-        return self.e.columns(self._rows, self.e.plus_i64(self._at, offset), count)
+        return self.e.columns(self.e.rows(self._table), self.e.plus_i64(self._at, offset), count)
 
     def words(self, offset: Offset, kind: Value = I16) -> Value:
         """One 16-bit word (or byte) of every row, zero-extended."""
-        return self.e.b.zext(self.e.words(self._rows, self.e.plus_i64(self._at, offset), kind), VECTOR)
+        return self.e.b.zext(self.e.words(self.e.rows(self._table), self.e.plus_i64(self._at, offset), kind), VECTOR)
 
     def half(self, offset: int) -> Value:
-        return self.e.half(self._rows, self.e.plus_i64(self._at, offset))
+        return self.e.half(self.e.rows(self._table), self.e.plus_i64(self._at, offset))
 
     def code(self, block: Offset, column: int, value: Value) -> None:
         """Column `column` of block `block` of 32: bytes of code + 128."""
@@ -358,20 +371,45 @@ def _iq2_s(k: Block) -> None:
         _signed_codes(k, block, words, signs)
 
 
+def _grid4(e: Emitter, name: str, values: Sequence[int], index: Value, high: Value | None) -> list[Value]:
+    """The four columns of codes that the four bytes of a lane choose in a grid of four values; `high` the ninth bits.
+
+    With byte tables an entry is four nibbles in two bytes: codes below 16, or numbers of the `values` that occur.
+    """
+    if BYTE_TABLES not in e.features:
+        table = e.words_table(f"grid_{name}", lambda: grid(name).reshape(-1).view("<u4").tolist())
+        ninth = [constant(VECTOR, 0)] * 4
+        if high is not None:
+            bits = e.b.zext(high, BYTES)
+            ninth = [e.left(e.byte([e.b.bitcast(bits, VECTOR)], i), 8) for i in range(4)]
+        return [e.lookup(table, e.either(e.byte([index], i), ninth[i])) for i in range(4)]
+    number = np.searchsorted(values, grid(name)) if values else grid(name)
+    data = e.b.bitcast(index, BYTES)
+    masks = [e.b.icmp_signed("<", data, constant(BYTES, 0))] + ([] if high is None else [high])
+    low, top = (e.table128((number[:, i] | number[:, i + 1] << 4).tolist(), index, masks) for i in (0, 2))
+    columns = []
+    for i in range(4):
+        order = [4 * r + i + half for r in range(WIDTH) for half in (0, 0, 4 * WIDTH, 4 * WIDTH)]
+        x = e.b.bitcast(e.shuffle(low, top, order), VECTOR)
+        numbers = e.either(e.both(x, 0x000F000F), e.field(x, 4, 0x0F000F00))
+        columns.append(e.table16([*values, *[0] * (16 - len(values))], numbers) if values else numbers)
+    return columns
+
+
 def _iq3_xxs(k: Block) -> None:
-    e, d, table = k.e, k.half(0), _table(k.e, "IQ3_XXS")
+    e, d = k.e, k.half(0)
     with k.pairs() as pair:
         columns = k.columns(e.plus_i64(e.times(pair, 16), 2), 4)
         rest = k.columns(e.plus_i64(e.times(pair, 8), 66), 2)
         for odd in range(2):
             block = e.plus_i64(e.times(pair, 2), odd)
-            words = [e.lookup(table, e.byte(columns[2 * odd : 2 * odd + 2], i)) for i in range(8)]
+            words = [w for x in columns[2 * odd : 2 * odd + 2] for w in _grid4(e, "IQ3_XXS", _IQ3_XXS_VALUES, x, None)]
             _signed_codes(k, block, words, _sevens(e, rest[odd]))
             k.scale(block, _odd_scale(e, d, e.right(rest[odd], 28), 4))
 
 
 def _iq3_s(k: Block) -> None:
-    e, d, table = k.e, k.half(0), _table(k.e, "IQ3_S")
+    e, d = k.e, k.half(0)
     (scales,) = k.columns(106, 1)
     for g in range(8):
         k.scale(g, _odd_scale(e, d, e.field(scales, 4 * g, 15), 1))
@@ -379,12 +417,9 @@ def _iq3_s(k: Block) -> None:
         columns = k.columns(e.plus_i64(e.times(pair, 16), 2), 4)
         signs = k.columns(e.plus_i64(e.times(pair, 8), 74), 2)
         high = k.words(e.plus_i64(e.times(pair, 2), 66))
+        words = [w for i, x in enumerate(columns) for w in _grid4(e, "IQ3_S", (), x, e.bits(high, i))]
         for odd in range(2):
-            words = []
-            for i in range(8):
-                bit = e.both(e.left(high, 8 - i) if not odd else e.right(high, i), 256)
-                words.append(e.lookup(table, e.either(e.byte(columns[2 * odd : 2 * odd + 2], i), bit)))
-            _signed_codes(k, e.plus_i64(e.times(pair, 2), odd), words, signs[odd])
+            _signed_codes(k, e.plus_i64(e.times(pair, 2), odd), words[8 * odd : 8 * odd + 8], signs[odd])
 
 
 def _with_delta(k: Block, block: Value, part: int, words: Sequence[Value], negative: Value) -> None:
@@ -462,12 +497,11 @@ def _unpack(typing_context, variant, rows, at, blocks, out):
     kind = BY_NAME[variant.facts["type"]]
 
     def codegen(context, builder, signature, arguments):
-        e = Emitter(builder)
+        e = Emitter(builder, variant.facts["general"])
         table, start, count, buffer = arguments[1:]
-        addresses = e.rows(table)
         with e.repeat(builder.udiv(count, ir.Constant(WORD64, kind.block // 32))) as i:
             begin = e.plus_i64(start, e.times(i, kind.block_bytes))
-            _BLOCKS[kind.name](Block(e, kind, addresses, begin, buffer, i))
+            _BLOCKS[kind.name](Block(e, kind, table, begin, buffer, i))
         return context.get_dummy_value()
 
     return types.void(variant, types.int64, types.int64, types.int64, types.int64), codegen
@@ -477,6 +511,6 @@ def _entry(variant, rows, at, blocks, out):
     _unpack(variant, rows, at, blocks, out)
 
 
-def unpacker(kind: TensorType) -> int:
-    """The address of the function that unpacks a chunk of this type."""
-    return function(_entry, type=kind.name)
+def unpacker(kind: TensorType, general: bool = False) -> int:
+    """The address of the function that unpacks a chunk of this type; `general`: without any special instruction."""
+    return function(_entry, type=kind.name, general=general)
