@@ -6,7 +6,8 @@ for `TILE` columns of one value head: two walks over the D rows. The first reads
 tile scratch and sums S * k; the second reads the scratch, writes the target and sums S * q. Source and target are the
 state (row stride D) or the scratch itself (row stride TILE), so a run of tokens reads and writes memory once.
 A sum is GDN_GROUPS groups of D / GDN_GROUPS rows, in a group four chains by row mod 4, all folded as trees.
-Cost   D rows x 2 vectors x (2 loads, 2 stores, 1 multiplication, 3 fma)
+Cost   D rows x 2 vectors x (2 loads, 2 stores, 1 multiplication, 3 fma): measured 420 ns for D = 128 with the scratch
+       on a cache line, twice that across lines (one core of a Zen 4 server, AVX-512)
 """
 
 from __future__ import annotations

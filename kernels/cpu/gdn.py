@@ -17,7 +17,7 @@ from numba import njit, types
 
 from strata.kernels.check import check, check_segments, require
 from strata.kernels.cpu.delta import TILE, delta_step
-from strata.kernels.cpu.lanes import get, lanes_dot, put
+from strata.kernels.cpu.lanes import aligned_floats, get, lanes_dot, put
 from strata.kernels.cpu.math import JIT, exp_f32, fma, sigmoid_f32, silu_f32, softplus_f32, sqrt_f32
 from strata.kernels.cpu.norm import rms_row
 from strata.kernels.cpu.tasks import kernel, pack, run_tasks, threads_for, unpack
@@ -140,7 +140,7 @@ def _head(task, arguments):
     slot, begin, end = segments[row, 0], segments[row, 1], segments[row, 2]
     parts, d, heads = 2 + size.value_heads // size.key_heads, size.d, size.value_heads
     taps = _taps(w_conv, size, head)
-    c, tile = np.empty(TOKENS * parts * d, np.float32), np.empty(d * TILE, np.float32)
+    c, tile = np.empty(TOKENS * parts * d, np.float32), aligned_floats(d * TILE)
     decay, beta = np.empty(TOKENS, np.float32), np.empty(TOKENS, np.float32)
     kept = slot * (size.kernel - 1)
     for first in range(begin, end, TOKENS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
+from importlib import import_module
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.kernels import reference
-from strata.kernels.cpu import ple as module
 from strata.kernels.cpu.linear import dequantize, linear
 from strata.kernels.cpu.ple import ple, ple_rows
 from strata.kernels.ops import Ple
@@ -153,12 +153,12 @@ def test_a_prompt_read_in_chunks_leaves_the_bits_of_one_read_at_once(cut, weight
     threads(1)
     whole = case.run([(0, 0, 150)])
     threads(2)
-    monkeypatch.setattr(module, "ROWS_AT_ONCE", 50)
+    monkeypatch.setattr(import_module("strata.kernels.cpu.ple"), "ROWS_AT_ONCE", 50)
     assert same(case.run(None, range(cut, 150, cut)), whole)
 
 
 def test_a_sequence_has_the_same_bits_alone_and_beside_others(weights, monkeypatch):
-    monkeypatch.setattr(module, "ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(import_module("strata.kernels.cpu.ple"), "ROWS_AT_ONCE", 16)
     case = Case(weights(2, 64), 40)
     segments = [(2, 0, 1), (0, 1, 35), (1, 35, 40)]
     x, rows, history, conv = case.run(segments)
@@ -179,7 +179,7 @@ def test_no_rows_are_no_rows(weights):
 
 
 def test_what_does_not_fit_is_refused_before_a_state_changes(weights, monkeypatch):
-    monkeypatch.setattr(module, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(import_module("strata.kernels.cpu.ple"), "ROWS_AT_ONCE", 2)
     case = Case(weights(2, 64), 5)
     segments = np.array([(0, 0, 5)], np.int32)
     rows = ple_rows(case.w, case.tokens, segments, case.history.copy())
