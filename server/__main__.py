@@ -199,7 +199,8 @@ def _launch(flags: Flags, config: Config | None, environment: Mapping[str, str])
         command = engine_command(config)
     except ConfigError as error:
         raise SettingsError(str(error)) from None
-    return Launch(command, config.engine_cwd, engine_environment(config, environment), config.log_path), tokenizer
+    engine_log = Path(os.path.normpath(config.log_path))
+    return Launch(command, config.engine_cwd, engine_environment(config, environment), engine_log), tokenizer
 
 
 def _before_load(flags: Flags, config: Config | None) -> list[str] | None:

@@ -36,7 +36,7 @@ from .silence import SilenceClock
 log = logging.getLogger("strata.link")
 trace = logging.getLogger("strata.trace")
 
-_REAP_S = 2.0  # a process whose stdout has ended is given this long to leave by itself
+_REAP_S = 1.0  # a process whose stdout has ended is given this long to leave by itself
 _FROZEN_CPU_S = 0.5
 _FROZEN_IO_BYTES = 1024 * 1024
 _WATCH_S = 1.0

@@ -248,7 +248,7 @@ class Scheduler:
                 return self._finish(job, output) + self._advance()
             case Err(text=text):
                 status = status_of_err(text)
-                effects = self._finish(job, Failed(status, f"the engine refused the request: {text}"))
+                effects = self._finish(job, Failed(status, f"the engine answered: {text}"))
                 if status == 503 and not output.is_fatal:
                     self.unsettled = True
                     return [*effects, Settle(SETTLE_S)]

@@ -149,7 +149,6 @@ class Service:
             raise Refused(409, "requests are running; load and unload need an idle server")
         self.scheduler.forgive()
         if self.scheduler.engine is Engine.DOWN:
-            await self._until_closed()
             self._start(on_request=False)
         await self._up()
 
@@ -186,7 +185,8 @@ class Service:
 
     def on_started(self, info: Info, ready: Ready) -> None:
         self.info, self.context, self.engine_started_at = info, ready.max_context, time.time()
-        log.info("engine: ready, context %d, %s", ready.max_context, info.line())
+        facts = Info({name: value for name, value in info.values.items() if value not in (0, -1, "0", "")})
+        log.info("engine: ready, context %d; %s", ready.max_context, facts.line().removeprefix("INFO "))
         if self.settings.parallel > 1 and info.whole("batch_slots") < 2:
             log.info("engine: %d slots asked, none served: one request at a time", self.settings.parallel)
         self._apply(self.scheduler.started("stop" in ready.capabilities))

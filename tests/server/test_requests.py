@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from strata.protocol.config import Sampling
 from strata.protocol.lines import SamplingKeys
 from strata.server.api.body import decode_body
-from strata.server.api.openai import ChatBody
+from strata.server.api.openai import ChatBody, chat_request, check_supported
 from strata.server.api.sampling import SamplingFields, sampling_keys
 from strata.server.errors import Refused, status_of_err
 from strata.server.request import ChatRequest, PrefixMessages, plan, token_budget
@@ -46,6 +50,30 @@ def test_a_bad_body_is_refused_with_the_field(body, reason):
         decode_body(body, ChatBody)
     assert refused.value.status == 400 and reason in refused.value.message
     assert "`$" not in refused.value.message
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.one_of(
+        st.binary(max_size=60),
+        st.dictionaries(
+            st.sampled_from([info.name for info in msgspec.structs.fields(ChatBody)]),
+            st.recursive(
+                st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+                lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+                max_leaves=6,
+            ),
+        ).map(lambda body: json.dumps(body).encode()),
+    )
+)
+def test_any_body_becomes_a_request_or_a_refusal(body):
+    try:
+        decoded = decode_body(body, ChatBody)
+        check_supported(decoded)
+        chat_request(decoded)
+        sampling_keys(decoded, Sampling(), pin=None, has_cvec=True)
+    except Refused as refused:
+        assert refused.status == 400 and refused.message
 
 
 def test_half_a_character_in_an_escape_is_no_reason_to_refuse_a_text():

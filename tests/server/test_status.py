@@ -135,6 +135,17 @@ async def test_load_and_unload(serve, eventually):
         assert len(harness.engine_pids) == 2
 
 
+async def test_a_load_and_a_request_during_an_unload_start_one_engine(serve):
+    async with serve([{"steps": [{"text": "x"}]}]) as harness:
+        unloading = asyncio.create_task(harness.service.unload())
+        await asyncio.sleep(0)
+        loading = asyncio.create_task(harness.service.load())
+        answers = await asyncio.gather(unloading, loading, harness.text(max_tokens=50), return_exceptions=True)
+        assert answers[:2] == [None, None] and harness.service.is_loaded
+        await harness.text()
+        assert len(harness.engine_pids) == 2
+
+
 async def test_a_lazy_server_starts_its_engine_with_the_first_request(serve):
     async with serve([{"steps": [{"text": "x"}]}], wait=False, settings={"lazy_load": True}) as harness:
         status, body = await harness.get("/health")
