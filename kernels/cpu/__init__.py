@@ -10,7 +10,7 @@ from __future__ import annotations
 from strata.kernels.cpu import cache as cache  # before any kernel is defined: it says where compiled code is kept
 from strata.kernels.cpu.gdn import gdn
 from strata.kernels.cpu.hyper import hyper_add, hyper_mix
-from strata.kernels.cpu.linear import dequantize, linear, set_threads
+from strata.kernels.cpu.linear import dequantize, linear
 from strata.kernels.cpu.moe import moe
 from strata.kernels.cpu.norm import rms_norm
 from strata.kernels.cpu.ple import ple, ple_rows
@@ -18,6 +18,7 @@ from strata.kernels.cpu.qsa_attend import qsa_attend
 from strata.kernels.cpu.qsa_store import qsa_store
 from strata.kernels.cpu.route import route
 from strata.kernels.cpu.sample import sample
+from strata.kernels.cpu.team import set_threads
 
 __all__ = [
     "dequantize",

@@ -20,7 +20,8 @@ from strata.kernels.cpu.delta import TILE, delta_step
 from strata.kernels.cpu.lanes import aligned_floats, get, lanes_dot, put
 from strata.kernels.cpu.math import JIT, exp_f32, fma, sigmoid_f32, silu_f32, softplus_f32, sqrt_f32
 from strata.kernels.cpu.norm import rms_row
-from strata.kernels.cpu.tasks import kernel, pack, run_tasks, threads_for, unpack
+from strata.kernels.cpu.tasks import kernel, pack, threads_for, unpack
+from strata.kernels.cpu.team import spread
 from strata.kernels.ops import F32, I32, Gdn
 
 TOKENS: Final = 32
@@ -162,7 +163,7 @@ def _head(task, arguments):
 
 @njit(types.void(types.int64, *_ARGUMENTS, types.int64, types.int64), **JIT)
 def _run(address, size, weights, p, z, b, a, segments, conv, state, out, eps, tasks, threads):
-    run_tasks(address, pack((size, weights, p, z, b, a, segments, conv, state, out, eps)), tasks, threads)
+    spread(address, pack((size, weights, p, z, b, a, segments, conv, state, out, eps)), tasks, threads)
 
 
 def gdn(w: Gdn, p: F32, z: F32, b: F32, a: F32, segments: I32, conv: F32, state: F32, eps: float) -> F32:

@@ -17,7 +17,8 @@ from strata.kernels.cpu.lanes import get, put
 from strata.kernels.cpu.linear import linear
 from strata.kernels.cpu.math import JIT, fma, sigmoid_f32, silu_f32
 from strata.kernels.cpu.norm import rms_norm
-from strata.kernels.cpu.tasks import kernel, pack, run_tasks, threads_for, unpack
+from strata.kernels.cpu.tasks import kernel, pack, threads_for, unpack
+from strata.kernels.cpu.team import spread
 from strata.kernels.ops import F32, Hyper
 
 ROWS_AT_ONCE: Final = 512
@@ -70,12 +71,12 @@ def _add_rows(task, arguments):
 
 @njit(types.void(types.int64, *_MIX, types.int64, types.int64), **JIT)
 def _mix(address, gates, normed, u, at, streams, width, scale, tasks, threads):
-    run_tasks(address, pack((gates, normed, u, at, streams, width, scale)), tasks, threads)
+    spread(address, pack((gates, normed, u, at, streams, width, scale)), tasks, threads)
 
 
 @njit(types.void(types.int64, *_ADD, types.int64, types.int64), **JIT)
 def _add(address, x, beta, y, streams, width, tasks, threads):
-    run_tasks(address, pack((x, beta, y, streams, width)), tasks, threads)
+    spread(address, pack((x, beta, y, streams, width)), tasks, threads)
 
 
 def hyper_mix(x: F32, hc: Hyper, eps: float) -> tuple[F32, F32 | None]:

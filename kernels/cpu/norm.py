@@ -12,7 +12,8 @@ from numba import njit, types
 
 from strata.kernels.cpu.lanes import get, lanes_dot, put
 from strata.kernels.cpu.math import JIT, sqrt_f32
-from strata.kernels.cpu.tasks import kernel, pack, run_tasks, threads_for, unpack
+from strata.kernels.cpu.tasks import kernel, pack, threads_for, unpack
+from strata.kernels.cpu.team import spread
 from strata.kernels.ops import F32
 
 ROWS: Final = 8
@@ -48,7 +49,7 @@ def _rms_rows(task, arguments):
 @njit(types.void(types.int64, *_ARGUMENTS, types.int64), **JIT)
 def _run(address, x, w, out, n, groups, eps, threads):
     rows = x.size // n
-    run_tasks(address, pack((x, w, out, n, groups, eps)), -(-rows // ROWS), threads)
+    spread(address, pack((x, w, out, n, groups, eps)), -(-rows // ROWS), threads)
 
 
 def rms_norm(x: F32, w: F32, eps: float) -> F32:

@@ -17,7 +17,8 @@ from strata.kernels.cpu.lanes import get, lanes_dot, put
 from strata.kernels.cpu.linear import dequantize, linear
 from strata.kernels.cpu.math import JIT, fma, select, sigmoid_f32, silu_f32, sqrt_f32
 from strata.kernels.cpu.norm import rms_row
-from strata.kernels.cpu.tasks import kernel, pack, run_tasks, threads_for, unpack
+from strata.kernels.cpu.tasks import kernel, pack, threads_for, unpack
+from strata.kernels.cpu.team import spread
 from strata.kernels.ops import F32, I32, I64, Ple
 
 ROWS_AT_ONCE: Final = 256
@@ -147,8 +148,8 @@ def _convolve(task, arguments):
 @njit(types.void(types.int64, types.int64, *_ARGUMENTS, types.int64), **JIT)
 def _run(gate, convolve, size, weights, arrays, rows, eps, threads):
     tasks, arguments = -(-size.rows // ROWS), pack((size, weights, arrays, rows, eps))
-    run_tasks(gate, arguments, tasks, threads)
-    run_tasks(convolve, arguments, tasks, threads)
+    spread(gate, arguments, tasks, threads)
+    spread(convolve, arguments, tasks, threads)
 
 
 def ple(w: Ple, x: F32, rows: I64, segments: I32, conv: F32, eps: float) -> None:

@@ -21,7 +21,8 @@ from strata.kernels.cpu.lanes import get, lanes_dot, lanes_sum, peak, put
 from strata.kernels.cpu.math import JIT, exp_f32, fma, select, sigmoid_f32, sqrt_f32
 from strata.kernels.cpu.norm import rms_row
 from strata.kernels.cpu.pages import check_pages, rotate, token_row
-from strata.kernels.cpu.tasks import kernel, pack, run_tasks, threads_for, unpack
+from strata.kernels.cpu.tasks import kernel, pack, threads_for, unpack
+from strata.kernels.cpu.team import spread
 from strata.kernels.ops import ATTENTION_PART, F32, I32, AttentionPages, Norms, Rope
 
 SCRATCH_BYTES: Final = 32 << 20
@@ -225,11 +226,11 @@ def _run(steps, size, rows, pages, weights, queries, parts, lists, out, eps, thr
     prepare, score, make_list, attend, join = steps
     few, scoring, attending = threads
     arguments = pack((size, rows, pages, weights, queries, parts, lists, out, eps))
-    run_tasks(prepare, arguments, size.rows, few)
-    run_tasks(score, arguments, size.rows * -(-size.blocks // SCORED_BLOCKS), scoring)
-    run_tasks(make_list, arguments, size.rows, few)
-    run_tasks(attend, arguments, size.rows * size.kv_heads * size.parts, attending)
-    run_tasks(join, arguments, size.rows, few)
+    spread(prepare, arguments, size.rows, few)
+    spread(score, arguments, size.rows * -(-size.blocks // SCORED_BLOCKS), scoring)
+    spread(make_list, arguments, size.rows, few)
+    spread(attend, arguments, size.rows * size.kv_heads * size.parts, attending)
+    spread(join, arguments, size.rows, few)
 
 
 def qsa_attend(

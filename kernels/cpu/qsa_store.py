@@ -16,7 +16,8 @@ from strata.kernels.cpu.lanes import get, put
 from strata.kernels.cpu.math import JIT
 from strata.kernels.cpu.norm import rms_row
 from strata.kernels.cpu.pages import check_pages, rotate, token_row
-from strata.kernels.cpu.tasks import kernel, pack, run_tasks, threads_for, unpack
+from strata.kernels.cpu.tasks import kernel, pack, threads_for, unpack
+from strata.kernels.cpu.team import spread
 from strata.kernels.ops import F32, I32, AttentionPages, Norms, Rope
 
 _ONE: Final = np.float32(1.0)
@@ -85,9 +86,9 @@ def _complete_block(row, arguments):
 @njit(types.void(types.int64, types.int64, *_ARGUMENTS, types.int64), **JIT)
 def _run(store_row, complete_block, size, rows, pages, weights, eps, threads):
     arguments = pack((size, rows, pages, weights, eps))
-    run_tasks(store_row, arguments, rows[2].size, threads)
+    spread(store_row, arguments, rows[2].size, threads)
     if size.r:
-        run_tasks(complete_block, arguments, rows[2].size, threads)
+        spread(complete_block, arguments, rows[2].size, threads)
 
 
 def qsa_store(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import numba
 import numpy as np
 import pytest
 
-from strata.kernels.cpu.linear import set_threads
+from strata.kernels.cpu import team
 from strata.kernels.formats import BY_NAME, Weight
 from strata.kernels.ops import EXP_POLY, LANES, LOG1P_POLY
 from strata.kernels.reference.fma import fma
@@ -140,6 +139,6 @@ def written() -> type[Written]:
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
     """threads(n) sets the number of threads until the end of the test."""
-    before = numba.get_num_threads()
-    yield set_threads
-    set_threads(before)
+    before = team.threads()
+    yield team.set_threads
+    team.set_threads(before)
