@@ -82,8 +82,9 @@ class EngineProcess:
             )
         except (OSError, ValueError) as error:
             os.close(log_fd)
+            what = error.filename if isinstance(error, OSError) and error.filename else program
             why = error.strerror if isinstance(error, OSError) else str(error)
-            raise EngineError(f"the engine cannot be started: {program}: {why}; see `exe` in the config") from None
+            raise EngineError(f"the engine cannot be started: {what}: {why}; see `exe` and `cwd`") from None
         if launch.log is None:
             return cls(process, log_fd, log_start)
         os.close(log_fd)
@@ -154,9 +155,12 @@ class EngineProcess:
         return f"was killed by {name}{hint}"
 
     def last_words(self) -> str:
-        """The end of its log: a line that explains the death when there is one, else the last few lines."""
+        """The end of its log: a line that explains the death when there is one, else the last few lines. A process
+        that was killed from outside had no time for any."""
         lines = [line for line in self._log_tail().splitlines() if line.strip()]
         telling = [line for line in lines if any(hint in line.lower() for hint in _HINTS)]
+        if self.exit_code in (-signal.SIGKILL, -signal.SIGTERM):
+            lines = []
         return " | ".join(telling[-1:] or lines[-_TAIL_LINES:])[-_TAIL_CHARS:]
 
     def usage(self) -> Usage | None:

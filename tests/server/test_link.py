@@ -129,6 +129,11 @@ async def test_a_program_that_is_not_there_is_named(engine):
     assert "/no/such/engine" in await heard.wait_for("failed")
 
 
+async def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(EngineError, match="nowhere"):
+        await EngineProcess.spawn(Launch(["true"], cwd=tmp_path / "nowhere", log=tmp_path / "log"))
+
+
 async def test_an_engine_that_never_gets_ready_is_ended(engine, tmp_path):
     link, heard = engine({"start": [{"silent": True}]}, ready_s=0.5)
     link.start()
