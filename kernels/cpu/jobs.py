@@ -7,7 +7,7 @@ several of them, so that a layer's small products wake the threads once.
 
 Arrays whose addresses stand in a table must outlive `run`; the callers keep them in local names.
 Errors   none; the callers check
-Cost     about 10 us to wake the threads; a table with little work stays on the calling thread
+Cost     that of `team.spread`; a table with little work stays on the calling thread
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
-import numba
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
@@ -26,7 +25,8 @@ from numba.core.datamodel import models
 from numba.extending import intrinsic, register_model
 
 from strata.kernels.cpu.memory import word
-from strata.kernels.cpu.tasks import kernel, run_tasks
+from strata.kernels.cpu.tasks import kernel
+from strata.kernels.cpu.team import spread, threads, wake
 
 FUNCTION, ITEMS, GRAIN, ARGUMENTS = 0, 1, 2, 3
 """Words of a job; its arguments follow."""
@@ -37,7 +37,7 @@ HEADER: Final = 3
 SCRATCH_BYTES: Final = 1 << 15
 """Scratch of a thread."""
 SERIAL_COST: Final = 1 << 17
-"""Work, in multiplications, that one thread does in about the time of waking another."""
+"""Work, in multiplications, that is not worth a second thread."""
 
 Jobs = npt.NDArray[np.int64]
 
@@ -61,7 +61,7 @@ def function(entry: Callable[..., None], **facts: Any) -> int:
     """The address of void(variant, int64, int64, int64, int64), compiled at its first use."""
     compiled = cfunc(types.void(Variant(**facts), *[types.int64] * 4), cache=True)(entry)
     _COMPILED.append(compiled)
-    return int(compiled.address)
+    return int(compiled.address or 0)
 
 
 _COMPILED: Final[list[Any]] = []
@@ -154,6 +154,6 @@ def job(function: int, items: int, grain: int, *arguments: int) -> list[int]:
 def run(jobs: Jobs | list[list[int]], cost: int) -> None:
     """Do all jobs of a table; `cost` about how many multiplications they are."""
     rows = np.asarray(jobs, np.int64)
-    threads = numba.get_num_threads() if cost > SERIAL_COST else 1
+    n = wake(threads()) if cost > SERIAL_COST else 1
     with _MEMORY.lock:
-        run_tasks(_worker(), _MEMORY.table(rows, threads), threads, threads)
+        spread(_worker(), _MEMORY.table(rows, n), n, n)

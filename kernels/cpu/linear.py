@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 
 from strata.kernels.check import check
@@ -18,14 +17,6 @@ from strata.kernels.cpu.quantize import quantized
 from strata.kernels.formats import Weight
 from strata.kernels.ops import F32, I64
 from strata.kernels.reference.linear import dequantize as float_rows
-
-
-def set_threads(n: int) -> None:
-    """Bound the threads of all operations of this backend."""
-    limit = int(numba.config.NUMBA_NUM_THREADS)
-    if n < 1:
-        raise ValueError(f"threads must be at least 1, got {n}")
-    numba.set_num_threads(min(n, limit))
 
 
 def linear(weights: Sequence[Weight], x: F32) -> list[F32]:

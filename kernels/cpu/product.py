@@ -7,7 +7,7 @@ not depend on the tile, the number of rows or the thread. Sixteen chains in a ve
 
 Activations are records of RECORD bytes a block of 32 inputs (one cache line):
 
-    q int8[32] · d float32 · -128 * sum q int32 · that of each half int32[2] · sum q float32 · that of each half float32[2]
+    q int8[32] · d float32 · -128 * sum q int32, of each half int32[2] · sum q float32, of each half float32[2]
 
 The weights come as code + 128, an unsigned byte, because processors multiply unsigned by signed bytes; starting the
 integer sum at -128 * sum q takes the 128 out again, exactly.
@@ -264,20 +264,30 @@ def product_job(w: Weight, x: Inputs, index: int, n: int, out: int) -> list[int]
     return job(entry, -(-w.rows // WIDTH), grain, *common, unpacker(kind), CHUNK // kind.block * kind.block_bytes)
 
 
-def expert_jobs(w: Weight, x: Inputs, index: int, experts: I64, counts: I64, out: int) -> Jobs:
+@njit("void(int64[:, ::1], int64[::1], int64[::1], int64[::1], int64, int64, int64, int64)", **JIT)
+def _each_expert(jobs, template, experts, counts, matrix_bytes, out_bytes, inputs, input_bytes):
+    """A job for each expert: its matrix, and the rows behind those of the experts before it."""
+    before = 0
+    for i in range(len(experts)):
+        jobs[i] = template
+        jobs[i, GRAIN] = max(template[GRAIN] // counts[i], 1)
+        jobs[i, A_WEIGHT] += experts[i] * matrix_bytes
+        jobs[i, A_N] = counts[i]
+        jobs[i, A_OUT] += before * out_bytes
+        jobs[i, inputs] += before * input_bytes
+        before += counts[i]
+
+
+def expert_jobs(jobs: Jobs, w: Weight, x: Inputs, index: int, experts: I64, counts: I64, out: int) -> None:
     """The products of some experts of a stack, each with its own activation rows, one expert's after another's.
 
-    experts, counts: which, and how many rows each; index as in `product_job`; out [sum of counts][rows].
+    jobs: written, a row an expert; experts, counts: which, and how many rows each; index as in `product_job`; out
+    float32 [sum of counts][rows].
     """
-    first = np.cumsum(counts) - counts
-    jobs = np.repeat(np.array([product_job(w, x, index, 1, out)], np.int64), len(experts), axis=0)
+    template = np.array(product_job(w, x, index, 1, out), np.int64)
     row_bytes = w.type.row_bytes(w.cols)
-    jobs[:, A_WEIGHT] += experts * (w.rows * row_bytes)
-    jobs[:, A_N] = counts
-    jobs[:, A_OUT] += first * (4 * w.rows)
     if index:
-        jobs[:, A_INDEX] += first * 4
+        inputs, input_bytes = A_INDEX, 4
     else:
-        jobs[:, A_X] += first * (w.cols * 4 if w.type.is_float else w.cols // ACT_BLOCK * RECORD)
-    jobs[:, GRAIN] = np.maximum(jobs[:, GRAIN] // counts, 1)
-    return jobs
+        inputs, input_bytes = A_X, w.cols * 4 if w.type.is_float else w.cols // ACT_BLOCK * RECORD
+    _each_expert(jobs, template, experts, counts, w.rows * row_bytes, 4 * w.rows, inputs, input_bytes)

@@ -14,7 +14,7 @@ touches a byte that was not asked for: weights may end at the last byte of a map
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
@@ -246,17 +246,17 @@ class Emitter:
             total = b.add(total, b.add(first, second))
         return total
 
-    def table16(self, table: Sequence[int], index: Value) -> Value:
+    def table16(self, table: Iterable[int], index: Value) -> Value:
         """A signed byte for every byte of the index, 0..15."""
-        data = self.b.bitcast(index, BYTES)
+        data, entries = self.b.bitcast(index, BYTES), [int(v) for v in table]
         for feature, width, name in _SHUFFLES:
             if feature in self.features:
                 kind = ir.VectorType(I8, width)
                 parts = [self.shuffle(data, data, range(i, i + width)) for i in range(0, 4 * WIDTH, width)]
-                found = [self.call(name, kind, constant(kind, [*table] * (width // 16)), part) for part in parts]
+                found = [self.call(name, kind, constant(kind, entries * (width // 16)), part) for part in parts]
                 return self.b.bitcast(self.join(found), VECTOR)
         # One bit of the index after another chooses between halves of the table.
-        values = [constant(BYTES, v) for v in table]
+        values = [constant(BYTES, v) for v in entries]
         for bit in (1, 2, 4, 8):
             chosen = self.b.icmp_unsigned("!=", self.b.and_(data, constant(BYTES, bit)), constant(BYTES, 0))
             values = [self.b.select(chosen, y, x) for x, y in zip(values[::2], values[1::2], strict=True)]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from strata.kernels.cpu import jobs, linear, product, quantize, unpack
-from strata.kernels.cpu.linear import dequantize, set_threads
+from strata.kernels.cpu.linear import dequantize
+from strata.kernels.cpu.team import set_threads
 from strata.kernels.formats import BY_ID, TensorType, Weight
 from strata.kernels.reference.linear import dequantize as plain_rows
 from strata.kernels.reference.linear import ordered_linear
