@@ -131,11 +131,11 @@ def _weigh(module: ir.Module, heads: int) -> ir.Function:
 
 
 @intrinsic
-def dots(typing_context, n, q, q_at, keys, k0, k1, scale, out, at, stride):  # type: ignore[no-untyped-def]
+def dots(typing_context, n, q, q_at, keys, k0, k1, scale, out, at, stride):
     if not vector.is_floats(q, keys, out) or not isinstance(n, types.IntegerLiteral):
         return None
 
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, arguments):
         def pointer(array: int, offset: Any) -> Any:
             return vector.address(context, builder, signature.args[array], arguments[array], offset)
 
@@ -149,11 +149,11 @@ def dots(typing_context, n, q, q_at, keys, k0, k1, scale, out, at, stride):  # t
 
 
 @intrinsic
-def weigh(typing_context, heads, e, e_at, e_stride, rows, r_at, count, v, v_at, v_stride, out, at, stride):  # type: ignore[no-untyped-def]
+def weigh(typing_context, heads, e, e_at, e_stride, rows, r_at, count, v, v_at, v_stride, out, at, stride):
     if not vector.is_floats(e, v, out) or not isinstance(heads, types.IntegerLiteral):
         return None
 
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, arguments):
         def pointer(array: int, offset: Any) -> Any:
             return vector.address(context, builder, signature.args[array], arguments[array], offset)
 

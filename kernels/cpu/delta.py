@@ -123,12 +123,12 @@ def delta_step(
     beta,
     out,
     o_at,
-):  # type: ignore[no-untyped-def]
+):
     """One token, TILE columns. Positions (`_at`) in elements; q, k and v lie in one array; o is written to `out`."""
     if not vector.is_floats(source, tile, target, qkv, out):
         return None
 
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, arguments):
         def pointer(array: int, at: Any) -> Any:
             return vector.address(context, builder, signature.args[array], arguments[array], at)
 

@@ -85,22 +85,22 @@ def _peak(module: ir.Module) -> ir.Function:
 
 
 @intrinsic
-def peak(typing_context, a, i, n):  # type: ignore[no-untyped-def]
+def peak(typing_context, a, i, n):
     if not vector.is_floats(a):
         return None
 
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, arguments):
         return builder.call(_peak(builder.module), [vector.address(context, builder, a, *arguments[:2]), arguments[2]])
 
     return types.float32(a, types.int64, types.int64), codegen
 
 
 @intrinsic
-def lanes_dot(typing_context, a, i, b, j, n):  # type: ignore[no-untyped-def]
+def lanes_dot(typing_context, a, i, b, j, n):
     if not vector.is_floats(a, b):
         return None
 
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, arguments):
         x = vector.address(context, builder, a, *arguments[:2])
         y = vector.address(context, builder, b, *arguments[2:4])
         return builder.call(_lanes(builder.module, True), [x, y, arguments[4]])
@@ -109,11 +109,11 @@ def lanes_dot(typing_context, a, i, b, j, n):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def lanes_sum(typing_context, a, i, n):  # type: ignore[no-untyped-def]
+def lanes_sum(typing_context, a, i, n):
     if not vector.is_floats(a):
         return None
 
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, arguments):
         x = vector.address(context, builder, a, *arguments[:2])
         return builder.call(_lanes(builder.module, False), [x, x, arguments[2]])
 
@@ -121,22 +121,22 @@ def lanes_sum(typing_context, a, i, n):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def get(typing_context, array, i):  # type: ignore[no-untyped-def]
+def get(typing_context, array, i):
     if not vector.is_floats(array):
         return None
 
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, arguments):
         return builder.load(vector.address(context, builder, array, *arguments))
 
     return types.float32(array, types.int64), codegen
 
 
 @intrinsic
-def put(typing_context, array, i, value):  # type: ignore[no-untyped-def]
+def put(typing_context, array, i, value):
     if not vector.is_floats(array):
         return None
 
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, arguments):
         builder.store(arguments[2], vector.address(context, builder, array, *arguments[:2]))
         return context.get_dummy_value()
 

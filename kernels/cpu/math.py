@@ -46,10 +46,10 @@ def _declare(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: list[
 
 
 @intrinsic
-def fma(typing_context, a, b, c):  # type: ignore[no-untyped-def]
+def fma(typing_context, a, b, c):
     """a * b + c, rounded once."""
 
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, arguments):
         f = ir.FloatType()
         return builder.call(_declare(builder, "llvm.fma.f32", f, [f, f, f]), arguments)
 
@@ -57,10 +57,10 @@ def fma(typing_context, a, b, c):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def round_even(typing_context, x):  # type: ignore[no-untyped-def]
+def round_even(typing_context, x):
     """The nearest integer as float32, halves to the even one."""
 
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, arguments):
         f = ir.FloatType()
         return builder.call(_declare(builder, "llvm.roundeven.f32", f, [f]), arguments)
 
@@ -68,10 +68,10 @@ def round_even(typing_context, x):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def sqrt_f32(typing_context, x):  # type: ignore[no-untyped-def]
+def sqrt_f32(typing_context, x):
     """The correctly rounded square root; NaN below zero."""
 
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, arguments):
         f = ir.FloatType()
         return builder.call(_declare(builder, "llvm.sqrt.f32", f, [f]), arguments)
 
@@ -79,10 +79,10 @@ def sqrt_f32(typing_context, x):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _power_of_two(typing_context, n):  # type: ignore[no-untyped-def]
+def _power_of_two(typing_context, n):
     """2^n for a whole n in [-126, 127], by its exponent bits."""
 
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, arguments):
         word = ir.IntType(32)
         whole = builder.fptosi(arguments[0], word)
         bits = builder.shl(builder.add(whole, ir.Constant(word, 127)), ir.Constant(word, 23))
@@ -92,10 +92,10 @@ def _power_of_two(typing_context, n):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def select(typing_context, condition, a, b):  # type: ignore[no-untyped-def]
+def select(typing_context, condition, a, b):
     """a where the condition holds, else b; both are computed."""
 
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, arguments):
         return builder.select(arguments[0], arguments[1], arguments[2])
 
     return _F32(types.boolean, _F32, _F32), codegen

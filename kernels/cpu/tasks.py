@@ -24,7 +24,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from strata.kernels.cpu.math import JIT
-from strata.kernels.cpu.team import spread, wake
+from strata.kernels.cpu.team import wake
 
 SERIAL_FLOATS: Final = 1 << 17
 """Elements of an elementwise operation that are not worth a second thread."""
@@ -44,27 +44,28 @@ def kernel(function: Callable[[Any, Any], None]) -> Any:
 
 
 @intrinsic
-def pack(typing_context, arguments):  # type: ignore[no-untyped-def]
+def pack(typing_context, arguments):
     """The address of a tuple of arguments, on the caller's stack: valid until the caller returns."""
     if not isinstance(arguments, types.BaseTuple):
         return None
 
-    def codegen(context, builder, signature, values):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, values):
         place = cgutils.alloca_once_value(builder, values[0])
         return builder.ptrtoint(place, _WORD)
 
     return types.int64(arguments), codegen
 
 
-def _borrowed(context: Any, builder: Any, kind: types.Type, pointer: Any) -> Any:
+def _borrowed(context: Any, builder: Any, kind: Any, pointer: Any) -> Any:
     """The value at a pointer, member by member so that what a kernel does not use costs nothing.
 
     Arrays come without their owner: the caller of `spread` keeps them, and no task counts references.
     """
-    if isinstance(kind, types.BaseTuple):
+    inner: Any = getattr(kind, "types", None)  # of a tuple
+    if inner is not None:
         members = [
             _borrowed(context, builder, member, cgutils.gep_inbounds(builder, pointer, 0, i))
-            for i, member in enumerate(kind.types)
+            for i, member in enumerate(inner)
         ]
         return context.make_tuple(builder, kind, members)
     if not isinstance(kind, types.Array):
@@ -77,19 +78,14 @@ def _borrowed(context: Any, builder: Any, kind: types.Type, pointer: Any) -> Any
 
 
 @intrinsic
-def unpack(typing_context, address, kind):  # type: ignore[no-untyped-def]
+def unpack(typing_context, address, kind):
     """The tuple of this type at an address made by `pack`."""
     if not isinstance(kind, types.TypeRef):
         return None
     wanted = kind.instance_type
 
-    def codegen(context, builder, signature, values):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, values):
         pointer = builder.inttoptr(values[0], context.get_value_type(wanted).as_pointer())
         return _borrowed(context, builder, wanted, pointer)
 
     return wanted(types.int64, kind), codegen
-
-
-def run_tasks(address: int, arguments: int, tasks: int, threads: int) -> None:
-    """`spread` from Python: call the kernel at `address` for every task below `tasks`, on at most `threads` threads."""
-    spread(address, arguments, tasks, wake(min(tasks, threads)))

@@ -28,6 +28,7 @@ from numba.extending import intrinsic
 
 from strata.kernels.cpu.math import JIT
 
+_SETTINGS: Final[Any] = numba.config
 _NAME: Final = "strata_team"
 TICKET, FUNCTION, ARGUMENTS, TASKS, THREADS = 0, 16, 17, 18, 19
 FINISHED, BUSY, AWAKE = 32, 48, 64
@@ -52,16 +53,16 @@ def _place(builder: Any, i: Any) -> Any:
 
 
 @intrinsic
-def _read(typing_context, i):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, values):  # type: ignore[no-untyped-def]
+def _read(typing_context, i):
+    def codegen(context, builder, signature, values):
         return builder.load_atomic(_place(builder, values[0]), "acquire", 8)
 
     return types.int64(types.int64), codegen
 
 
 @intrinsic
-def _write(typing_context, i, value):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, values):  # type: ignore[no-untyped-def]
+def _write(typing_context, i, value):
+    def codegen(context, builder, signature, values):
         builder.store_atomic(values[1], _place(builder, values[0]), "release", 8)
         return context.get_dummy_value()
 
@@ -69,8 +70,8 @@ def _write(typing_context, i, value):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _add_one(typing_context, i):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, values):  # type: ignore[no-untyped-def]
+def _add_one(typing_context, i):
+    def codegen(context, builder, signature, values):
         builder.atomic_rmw("add", _place(builder, values[0]), ir.Constant(_WORD, 1), "acq_rel")
         return context.get_dummy_value()
 
@@ -78,10 +79,10 @@ def _add_one(typing_context, i):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _exchange(typing_context, i, old, new):  # type: ignore[no-untyped-def]
+def _exchange(typing_context, i, old, new):
     """Replace the word if it still is `old`; whether it was."""
 
-    def codegen(context, builder, signature, values):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, values):
         result = builder.cmpxchg(_place(builder, values[0]), values[1], values[2], "acq_rel", "acquire")
         return builder.extract_value(result, 1)
 
@@ -89,11 +90,11 @@ def _exchange(typing_context, i, old, new):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _rest(typing_context):  # type: ignore[no-untyped-def]
+def _rest(typing_context):
     """Tell the processor that this is a waiting loop."""
     names = {"x86_64": "llvm.x86.sse2.pause", "AMD64": "llvm.x86.sse2.pause"}
 
-    def codegen(context, builder, signature, values):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, values):
         name = names.get(platform.machine())
         if name is not None:
             known = builder.module.globals.get(name)
@@ -104,10 +105,10 @@ def _rest(typing_context):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _offer(typing_context):  # type: ignore[no-untyped-def]
+def _offer(typing_context):
     """Let the system run another thread on this processor, where it has the POSIX call for that."""
 
-    def codegen(context, builder, signature, values):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, values):
         if llvmlite.binding.address_of_symbol("sched_yield"):
             known = builder.module.globals.get("sched_yield")
             kind = ir.FunctionType(ir.IntType(32), [])
@@ -118,8 +119,8 @@ def _offer(typing_context):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _call(typing_context, address, task, arguments):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, values):  # type: ignore[no-untyped-def]
+def _call(typing_context, address, task, arguments):
+    def codegen(context, builder, signature, values):
         kind = ir.FunctionType(ir.VoidType(), [_WORD, _WORD])
         builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
         return context.get_dummy_value()
@@ -190,7 +191,7 @@ class _Threads:
     """Threads of the team beside the calling one. Each sleeps on a lock of its own and is woken by its release."""
 
     def __init__(self) -> None:
-        self.limit = min(int(numba.config.NUMBA_NUM_THREADS), MOST_THREADS)
+        self.limit = min(int(_SETTINGS.NUMBA_NUM_THREADS), MOST_THREADS)
         self._beds: list[threading.Lock] = []
         self._waking = threading.Lock()
 
@@ -223,7 +224,7 @@ def set_threads(n: int) -> None:
     """Bound the threads of all operations, whatever thread calls them: at most n and one a processor."""
     if n < 1:
         raise ValueError(f"threads must be at least 1, got {n}")
-    _THREADS.limit = min(n, int(numba.config.NUMBA_NUM_THREADS), MOST_THREADS)
+    _THREADS.limit = min(n, int(_SETTINGS.NUMBA_NUM_THREADS), MOST_THREADS)
 
 
 def threads() -> int:
