@@ -1,6 +1,6 @@
 """The pack's tensors bound to the arguments of the operations, once at start.
 
-Matrices stay views of the mapped file; small tensors become float32 arrays. Names and shapes were checked when the
+Matrices stay views of the mapped file; small tensors (norms, gates, convolutions) become float32 arrays. Names and shapes were checked when the
 pack was opened.
 """
 
@@ -46,8 +46,8 @@ class Binder:
         return self._pack.weight(f"{self._prefix}{name}.weight")
 
     def _array(self, name: str) -> F32:
-        """In host byte order and aligned: a mapped tensor may be neither for a compiled kernel."""
-        return np.require(self._pack.array(f"{self._prefix}{name}"), np.float32, ["C", "A"])
+        """Copied: a mapped tensor is read-only and may lie at any address, which compiled kernels do not take."""
+        return np.array(self._pack.array(f"{self._prefix}{name}"), np.float32, order="C")
 
     def _streams(self, name: str) -> F32:
         """A norm factor per stream, stored flat."""

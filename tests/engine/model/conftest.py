@@ -32,14 +32,18 @@ class Sequences:
         rows = Rows.of([(slot, self.state.length(slot), ids)])
         return self.model.forward(rows, self.state, range(len(ids) - want, len(ids)))
 
-    def greedy(self, logits: np.ndarray, n: int, slot: int = 0) -> tuple[list[int], np.ndarray]:
-        """n tokens by the argmax, from the logits before the first; ids and the logits after each."""
-        ids, rows = [], []
+    def greedy(self, logits: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """n tokens by the argmax in all slots at once, from logits (slots, vocab) before the first.
+
+        -> ids (slots, n) and the logits after each, (slots, n, vocab).
+        """
+        ids, after = [], []
         for _ in range(n):
-            ids.append(int(logits.argmax()))
-            logits = self.feed(ids[-1:], slot)[0]
-            rows.append(logits)
-        return ids, np.stack(rows)
+            ids.append(logits.argmax(1))
+            rows = Rows.of([(slot, self.state.length(slot), [token]) for slot, token in enumerate(ids[-1])])
+            logits = self.model.forward(rows, self.state, range(len(rows)))
+            after.append(logits)
+        return np.stack(ids, 1), np.stack(after, 1)
 
 
 class Expanded(Pack):
@@ -90,9 +94,9 @@ def sequences(pack_of: Callable[[str], Pack]) -> Callable[..., Sequences]:
 
     def make(pack: str | Pack, backend: Any, n_slots: int = 1) -> Sequences:
         if isinstance(pack, Pack):
-            return Sequences(Model(pack, HostDevice(backend, 2), CONTEXT), n_slots)
+            return Sequences(Model(pack, HostDevice(backend, 1), CONTEXT), n_slots)
         if (pack, backend) not in bound:
-            bound[pack, backend] = Model(pack_of(pack), HostDevice(backend, 2), CONTEXT)
+            bound[pack, backend] = Model(pack_of(pack), HostDevice(backend, 1), CONTEXT)
         return Sequences(bound[pack, backend], n_slots)
 
     return make
@@ -109,7 +113,7 @@ def recorded(pack_of: Callable[[str], Pack]) -> Callable[..., Recorder]:
     """recorded("tiny-f32", "cpu", ids): the calls that reading these ids in one forward makes."""
 
     def run(name: str, backend: Any, ids: Sequence[int]) -> Recorder:
-        device = HostDevice(backend, 2)
+        device = HostDevice(backend, 1)
         recorder = Recorder(device.kernels)
         device.kernels = recorder  # type: ignore[assignment]
         sequence = Sequences(Model(pack_of(name), device, CONTEXT))

@@ -22,20 +22,23 @@ def prompt_ids(golden, name: str, prompt: str) -> np.ndarray:
     return golden(f"{name.split('-')[0]}-hf")[f"{prompt}.ids"]
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("name", FLOAT)
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_float_weights_give_the_recorded_logits_and_greedy_text(sequences, golden, backend, name, prompt):
+def test_float_weights_give_the_recorded_logits_and_greedy_text(sequences, golden, backend, name):
     hf, limit = golden(f"{name.split('-')[0]}-hf"), FLOAT_LIMIT[backend]
-    last, after = hf[f"{prompt}.last_logits"], hf[f"{prompt}.decode_logits"]
-    sequence = sequences(name, backend)
-    logits = sequence.feed(hf[f"{prompt}.ids"], want=len(last))
-    assert np.abs(logits - last).max() <= limit
-    assert (logits.argmax(1) == last.argmax(1)).all()
-    ids, rows = sequence.greedy(logits[-1], len(after))
-    assert ids == hf[f"{prompt}.decode_ids"].tolist()
-    assert np.abs(rows - after).max() <= limit
-    assert (rows.argmax(1) == after.argmax(1)).all()
+    sequence, first = sequences(name, backend, n_slots=len(PROMPTS)), []
+    for slot, prompt in enumerate(PROMPTS):
+        last = hf[f"{prompt}.last_logits"]
+        logits = sequence.feed(hf[f"{prompt}.ids"], slot, want=len(last))
+        assert np.abs(logits - last).max() <= limit, prompt
+        assert (logits.argmax(1) == last.argmax(1)).all(), prompt
+        first.append(logits[-1])
+    ids, rows = sequence.greedy(np.stack(first), 16)
+    for slot, prompt in enumerate(PROMPTS):
+        after = hf[f"{prompt}.decode_logits"]
+        assert ids[slot].tolist() == hf[f"{prompt}.decode_ids"].tolist(), prompt
+        assert np.abs(rows[slot] - after).max() <= limit, prompt
+        assert (rows[slot].argmax(1) == after.argmax(1)).all(), prompt
     sequence.state.check()
 
 
@@ -52,19 +55,24 @@ def test_quantised_weights_give_the_logits_of_the_same_weights_dequantised(seque
 @pytest.mark.parametrize("name", QUANTISED)
 def test_quantised_greedy_text_is_that_of_the_same_weights_dequantised(sequences, expanded, golden, name):
     hfdq = golden(f"{name}-hfdq")
-    model = sequences(expanded(name), "reference", n_slots=len(QUANTISED_PROMPTS))
+    sequence = sequences(expanded(name), "reference", n_slots=len(QUANTISED_PROMPTS))
+    first = [sequence.feed(prompt_ids(golden, name, p), slot)[0] for slot, p in enumerate(QUANTISED_PROMPTS)]
+    ids, _ = sequence.greedy(np.stack(first), 32)
     for slot, prompt in enumerate(QUANTISED_PROMPTS):
-        logits = model.feed(prompt_ids(golden, name, prompt), slot)[0]
-        assert np.abs(logits - hfdq[f"{prompt}.last_logits"][-1]).max() <= 1e-3, prompt
-        wanted = hfdq[f"{prompt}.decode_ids"].tolist()
-        assert model.greedy(logits, len(wanted), slot)[0] == wanted, prompt
+        assert np.abs(first[slot] - hfdq[f"{prompt}.last_logits"][-1]).max() <= 1e-3, prompt
+        assert ids[slot].tolist() == hfdq[f"{prompt}.decode_ids"].tolist(), prompt
 
 
-@pytest.mark.parametrize("prompt", QUANTISED_PROMPTS)
 @pytest.mark.parametrize("name", QUANTISED)
-def test_eight_bit_activations_stay_as_near_as_those_of_llama_cpp(sequences, golden, name, prompt):
-    wanted = golden(f"{name}-hfdq")[f"{prompt}.last_logits"][-1]
-    llama = golden(f"{name}-llama")[f"{prompt}.last_logits"][-1]
-    logits = sequences(name, "cpu").feed(prompt_ids(golden, name, prompt))[0]
-    assert np.abs(logits - wanted).max() <= np.abs(llama - wanted).max()
-    assert logits.argmax() == wanted.argmax()
+def test_eight_bit_activations_stay_as_near_as_those_of_llama_cpp(sequences, golden, name):
+    """Both round activations to eight bits, on Q8_0 in blocks of the same size: there the two distances are two draws
+    of one noise, so the bound is on the distance over all recorded logits of the file, with 5 % for the draw."""
+    hfdq, llama = golden(f"{name}-hfdq"), golden(f"{name}-llama")
+    ours, theirs = [], []
+    for prompt in QUANTISED_PROMPTS:
+        wanted = hfdq[f"{prompt}.last_logits"][-1]
+        logits = sequences(name, "cpu").feed(prompt_ids(golden, name, prompt))[0]
+        assert logits.argmax() == wanted.argmax(), prompt
+        ours.append(logits - wanted)
+        theirs.append(llama[f"{prompt}.last_logits"][-1] - wanted)
+    assert np.sqrt(np.mean(np.square(ours))) <= 1.05 * np.sqrt(np.mean(np.square(theirs)))
