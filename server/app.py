@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 from types import TracebackType
 
@@ -21,8 +20,6 @@ from .security import cors_signal, middlewares
 from .service import Service
 from .settings import Settings
 from .state import STATE, State
-
-log = logging.getLogger("strata.http")
 
 _CONNECTIONS_END_S = 5.0
 

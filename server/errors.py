@@ -57,6 +57,11 @@ class Refused(Exception):
         return {"error": error}
 
 
+def failure() -> Refused:
+    """A bug here; what it was is in the log."""
+    return Refused(500, "the server failed on this request; its log says why")
+
+
 def bad_request(message: str, param: str | None = None) -> Refused:
     return Refused(400, message, param=param)
 

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from .errors import Refused
+from .errors import Refused, failure
 from .settings import Settings
 
 log = logging.getLogger("strata.http")
@@ -133,7 +133,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         raise  # the client is gone; there is nobody to answer
     except Exception:
         log.exception("%s %s failed", request.method, request.path[:200])
-        refused = Refused(500, "the server failed on this request; its log says why")
+        refused = failure()
     return web.json_response(refused.body(), status=refused.status, headers=refused.headers)
 
 

@@ -187,8 +187,8 @@ class Service:
         self.info, self.context, self.engine_started_at = info, ready.max_context, time.time()
         facts = Info({name: value for name, value in info.values.items() if value not in (0, -1, "0", "")})
         log.info("engine: ready, context %d; %s", ready.max_context, facts.line().removeprefix("INFO "))
-        if self.settings.parallel > 1 and info.whole("batch_slots") < 2:
-            log.info("engine: %d slots asked, none served: one request at a time", self.settings.parallel)
+        if info.whole("batch_slots") < 2:
+            log.info("engine: requests are served one at a time (%d slots asked)", self.settings.parallel)
         self._apply(self.scheduler.started("stop" in ready.capabilities))
         self._wake(None)
         self._arm_idle_timer()

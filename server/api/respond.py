@@ -5,15 +5,18 @@ A stream opens at once, before the prompt is read; what fails after that arrives
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Protocol
 
 from aiohttp import web
 
-from strata.server.errors import Refused
+from strata.server.errors import Refused, failure
 from strata.server.generation import Generation, Heartbeat, Reading, Update
 
 from .native import json_answer
 from .sse import EventStream
+
+log = logging.getLogger("strata.http")
 
 
 class Answer(Protocol):
@@ -54,5 +57,10 @@ async def _stream(
                 await events.data(chunk)
     except Refused as refused:
         await events.data(refused.body())
+    except ConnectionError:
+        raise  # the client is gone; there is nobody to tell
+    except Exception:
+        log.exception("a streamed answer failed")
+        await events.data(failure().body())
     await events.done()
     return await events.close()

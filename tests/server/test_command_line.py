@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import select
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -114,17 +116,29 @@ class Running:
             [*PROGRAM, *argv, "--port", "0"], stderr=subprocess.PIPE, text=True, cwd=tmp_path
         )
         self.lines: list[str] = []
+        self._log: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with self.process.stderr as log:
+            for line in log:
+                self._log.put(line)
+        self._log.put("")
 
     def until(self, word: str) -> str:
-        """The first line of the log with `word` in it."""
-        assert self.process.stderr is not None
+        """The first line of the log, of those not looked at so far, with `word` in it."""
         while True:
-            readable, _, _ = select.select([self.process.stderr], [], [], 30)
-            line = self.process.stderr.readline() if readable else ""
+            line = self._log.get(timeout=30)
             assert line, f"the log ended without {word!r}: {self.lines}"
             self.lines.append(line)
             if word in line:
                 return line
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
 
     @property
     def children(self) -> list[int]:
@@ -145,10 +159,7 @@ def start(tmp_path, pack):
 
     yield begin
     for running in started:
-        running.process.kill()
-        running.process.wait()
-        assert running.process.stderr is not None
-        running.process.stderr.close()
+        running.end()
 
 
 def ends(descriptor: int) -> bool:

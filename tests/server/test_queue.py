@@ -11,6 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from strata.server.chat.output import OutputParser
+
 
 async def frames(response: aiohttp.ClientResponse) -> list[str]:
     """The rest of a stream, one string for each event or comment."""
@@ -259,6 +261,23 @@ async def test_a_client_that_reads_slowly_holds_up_nobody(serve):
     async with serve(replies, context=60000) as harness, harness.chat(stream=True, max_tokens=50000) as slow:
         await until(slow, "role")
         assert await harness.text(chat_template_kwargs={"enable_thinking": False}) == "fine"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_bug_of_the_server_ends_the_request_and_frees_the_engine(
+    serve, monkeypatch, stream, eventually, caplog
+):
+    endless = {"repeat": True, "token_ms": 1, "steps": [{"text": "more "}]}
+    async with serve([endless]) as harness:
+        with monkeypatch.context() as patch:
+            patch.setattr(OutputParser, "push", lambda self, token: 1 / 0)
+            async with harness.chat(stream=stream) as response:
+                text = await response.text()
+                assert response.status == (200 if stream else 500) and "its log says why" in text
+                assert not stream or text.endswith("data: [DONE]\n\n")
+        assert "ZeroDivisionError" in caplog.text
+        await eventually(lambda: harness.service.scheduler.is_idle)
+        assert harness.commands[-1] == "STOP"
 
 
 async def test_shutting_down_ends_a_stream_with_an_error_event(serve):
