@@ -1,0 +1,76 @@
+"""Sources of the CUDA kernels: put together, compiled for the card in use, kept.
+
+source_text(source, **constants)         the text of src/<source> with its includes in place and the constants as macros;
+                                         TYPE names a format of formats.cuh and brings its table
+load_kernel(source, name, **constants)   the compiled function `name`, one for each set of constants. CuPy keeps the
+                                         machine code on disk, so a second start does not compile
+
+Errors   DeviceError with one line when CuPy is missing or the compiler refuses a source
+Cost     a second or so a source when it is first seen, then milliseconds
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from strata.kernels.cuda import tables
+
+SOURCES: Final = Path(__file__).resolve().parent / "src"
+
+OPTIONS: Final = ("-std=c++17", "--fmad=false")
+"""No fast-math: subnormals stay, division and square root are correctly rounded, only fmaf() fuses."""
+
+Constants = dict[str, int | str]
+
+_INCLUDE: Final = re.compile(r'^#include "([a-z_0-9]+\.cuh)"\n', re.MULTILINE)
+
+
+class DeviceError(RuntimeError):
+    """The card cannot be used; the message says why and what to do."""
+
+
+@cache
+def _text(name: str) -> str:
+    return (SOURCES / name).read_text(encoding="utf-8")
+
+
+def source_text(source: str, **constants: int | str) -> str:
+    """The whole text of a source: constants, the type's table, includes in place (each once), then the kernels."""
+    seen: set[str] = set()
+
+    def expand(name: str) -> str:
+        def include(match: re.Match[str]) -> str:
+            file = match.group(1)
+            if file in seen:
+                return ""
+            seen.add(file)
+            return expand(file)
+
+        text = _INCLUDE.sub(include, _text(name)).replace("#pragma once\n", "\n")
+        return f'#line 1 "{name}"\n{text}'
+
+    defines = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items()))
+    return defines + tables.source(str(constants.get("TYPE", ""))) + expand(source)
+
+
+@cache
+def _module(source: str, constants: tuple[tuple[str, int | str], ...]) -> Any:
+    try:
+        import cupy as cp
+    except ImportError as error:
+        raise DeviceError(f"a card needs CuPy: pip install 'strata[cuda13]' or 'strata[cuda12]' ({error})") from error
+    return cp.RawModule(code=source_text(source, **dict(constants)), options=OPTIONS, backend="nvrtc")
+
+
+def load_kernel(source: str, name: str, **constants: int | str) -> Any:
+    """The function `name` of src/<source> compiled with these constants."""
+    module = _module(source, tuple(sorted(constants.items())))
+    import cupy as cp
+
+    try:
+        return module.get_function(name)
+    except cp.cuda.compiler.CompileException as error:
+        raise DeviceError(f"{source} {constants} does not compile: {error}") from error

@@ -1,0 +1,91 @@
+"""NVRTC through ctypes, from the wheel nvidia-cuda-nvrtc: compiles for any card without one, and without CuPy.
+
+compile_cubin(text, arch)   machine code for sm_<arch> and what the assembler says of each kernel
+
+Errors   CompileError with the compiler's log; ImportError when the wheel is not installed
+Cost     half a second to a few seconds a source and architecture
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from strata.kernels.cuda.compile import OPTIONS
+
+
+class CompileError(RuntimeError):
+    """The compiler refused a source; the message is its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Resources of one kernel: registers a thread, static shared bytes, bytes spilled to memory, bytes of stack."""
+
+    entry: str
+    registers: int
+    shared: int
+    spill: int
+    stack: int
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """libnvrtc of the newest installed wheel."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(p) for p in spec.submodule_search_locations or ()] if spec else []
+    found = sorted(f for folder in folders for f in folder.glob("*/lib/libnvrtc.so.*") if "alt" not in f.name)
+    if not found:
+        raise ImportError("libnvrtc is not installed: pip install nvidia-cuda-nvrtc")
+    return ctypes.CDLL(str(found[-1]))
+
+
+def _text(program: ctypes.c_void_p, what: str) -> str:
+    lib, size = library(), ctypes.c_size_t()
+    getattr(lib, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    getattr(lib, f"nvrtcGet{what}")(program, buffer)
+    return buffer.value.decode(errors="replace")
+
+
+def compile_cubin(text: str, arch: int) -> tuple[int, list[Usage]]:
+    """Compile for one architecture: (bytes of machine code, what each kernel uses). Raises CompileError."""
+    lib, program = library(), ctypes.c_void_p()
+    options = [o.encode() for o in (*OPTIONS, f"--gpu-architecture=sm_{arch}", "--ptxas-options=-v")]
+    lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
+    try:
+        status = lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+        log = _text(program, "ProgramLog")
+        if status:
+            raise CompileError(f"sm_{arch}: {log}")
+        size = ctypes.c_size_t()
+        lib.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        return size.value, _usages(log)
+    finally:
+        lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+_ENTRY = re.compile(r"Compiling entry function '(\w+)'(.*?)Used (\d+) registers([^\n]*)", re.DOTALL)
+
+
+def _usages(log: str) -> list[Usage]:
+    """The assembler's report, one entry a kernel."""
+
+    def number(pattern: str, text: str) -> int:
+        found = re.search(pattern, text)
+        return int(found.group(1)) if found else 0
+
+    return [
+        Usage(
+            entry,
+            int(registers),
+            number(r"(\d+) bytes smem", tail),
+            number(r"(\d+) bytes spill stores", body) + number(r"(\d+) bytes spill loads", body),
+            number(r"(\d+) bytes stack frame", body),
+        )
+        for entry, body, registers, tail in _ENTRY.findall(log)
+    ]

@@ -1,0 +1,57 @@
+// What the kernels share: single-rounding arithmetic and the functions of ops.py.
+//
+// Compiled without fast-math and with --fmad=false: only fmaf() fuses. Division and sqrtf() are correctly rounded,
+// subnormals stay.
+#pragma once
+#include "intrinsics.cuh"
+
+// An int32 accumulator that starts at MAGIC_BITS reads, as a float, MAGIC + sum while |sum| < 2^22: no conversion.
+// fmaf(MAGIC + sum, scale, -MAGIC * scale) is then sum * scale rounded once, since MAGIC * scale is exact.
+#define MAGIC 12582912.0f
+
+// sum * scale, rounded once; `lift` is -MAGIC * scale.
+DEVICE float scaled(int c, float scale, float lift) { return fmaf(__int_as_float(c), scale, lift); }
+
+DEVICE float exp_f32(float x) {
+    float y = x > 88.3f ? 88.3f : x;
+    float n = rintf(y * 1.44269504f);
+    float r = fmaf(-n, 0.693145751953125f, y);
+    r = fmaf(-n, 1.42860677e-6f, r);
+    float p = 1.9875691500e-4f;
+    p = fmaf(p, r, 1.3981999507e-3f);
+    p = fmaf(p, r, 8.3334519073e-3f);
+    p = fmaf(p, r, 4.1665795894e-2f);
+    p = fmaf(p, r, 1.6666665459e-1f);
+    p = fmaf(p, r, 5.0000001201e-1f);
+    float power = __int_as_float(((int)n + 127) << 23);
+    return x < -87.3f ? 0.0f : (fmaf(p, r * r, r) + 1.0f) * power;
+}
+
+DEVICE float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
+
+DEVICE float silu_f32(float x) { return x / (1.0f + exp_f32(-x)); }
+
+DEVICE float softplus_f32(float x) {
+    float y = exp_f32(-fabsf(x));
+    float z = y / (2.0f + y), s = z * z;
+    float p = (float)(1.0 / 13);
+    p = fmaf(p, s, (float)(1.0 / 11));
+    p = fmaf(p, s, (float)(1.0 / 9));
+    p = fmaf(p, s, (float)(1.0 / 7));
+    p = fmaf(p, s, (float)(1.0 / 5));
+    p = fmaf(p, s, (float)(1.0 / 3));
+    p = fmaf(p, s, 1.0f);
+    return fmaxf(x, 0.0f) + (2.0f * z) * p;
+}
+
+// The fold of `lanes`: lane l holds the chains 4 l to 4 l + 3. The result is valid in lane 0.
+DEVICE float fold_lanes(float4 p) {
+#pragma unroll
+    for (int s = 16; s >= 1; s >>= 1) {
+        p.x += __shfl_down_sync(~0u, p.x, s);
+        p.y += __shfl_down_sync(~0u, p.y, s);
+        p.z += __shfl_down_sync(~0u, p.z, s);
+        p.w += __shfl_down_sync(~0u, p.w, s);
+    }
+    return (p.x + p.z) + (p.y + p.w);
+}

@@ -1,0 +1,137 @@
+// What CUDA has no portable word for: names of the integers, bytes of words, copies to shared memory, flags, matrix steps.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef signed char i8;
+
+#define DEVICE __device__ __forceinline__
+#define KERNEL extern "C" __global__
+#define ARCH __CUDA_ARCH__
+#define PARAMETER const __grid_constant__
+
+// The compiler must have the value here: it may not move the computation down past a wait.
+#define KEEP(x) asm volatile("" : "+f"(x))
+
+// ------------------------------------------------------------------------------------------------------------- bits
+
+// Bytes of a (0-3) and b (4-7) by the nibbles of `pick`; a nibble's high bit spreads the byte's sign.
+DEVICE u32 permute(u32 a, u32 b, u32 pick) {
+    u32 r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(pick));
+    return r;
+}
+
+DEVICE u32 funnel(u32 low, u32 high, int bits) { return __funnelshift_r(low, high, bits); }
+
+DEVICE float half_value(u16 bits) {
+    float r;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(bits));
+    return r;
+}
+
+DEVICE float float_bits(u32 bits) { return __uint_as_float(bits); }
+
+DEVICE u32 parity(u32 x) { return __popc(x) & 1; }
+
+// ----------------------------------------------------------------------------------------------------------- copies
+
+// 16 bytes from global to shared memory, both aligned. Asynchronous where the card can (sm_80 and newer).
+DEVICE void copy16(void* to, const void* from) {
+#if ARCH >= 800
+    u32 a = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(a), "l"(from) : "memory");
+#else
+    *(uint4*)to = *(const uint4*)from;
+#endif
+}
+
+// 4 bytes likewise.
+DEVICE void copy4(void* to, const void* from) {
+#if ARCH >= 800
+    u32 a = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(a), "l"(from) : "memory");
+#else
+    *(u32*)to = *(const u32*)from;
+#endif
+}
+
+DEVICE void copies_commit() {
+#if ARCH >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Until at most N of the thread's last groups are under way.
+template <int N>
+DEVICE void copies_wait() {
+#if ARCH >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+// ------------------------------------------------------------------------------------------------------------ flags
+
+// A flag in shared memory, waited for and raised by whole warps.
+DEVICE void wait_for(u32* flag, u32 value) {
+    const u32 at = (u32)__cvta_generic_to_shared(flag);
+    u32 seen;
+    do asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(seen) : "r"(at) : "memory");
+    while (seen != value);
+}
+
+DEVICE void raise(u32* flag, u32 value, int lane) {
+    __syncwarp();
+    const u32 at = (u32)__cvta_generic_to_shared(flag);
+    if (lane == 0) asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
+}
+
+// ----------------------------------------------------------------------------------------------------- matrix steps
+
+#define MAGIC_BITS 0x4B400000  // device.cuh
+
+#if ARCH < 800
+DEVICE void step8x8x16(int& c0, int& c1, u32 a, u32 b) {
+    asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1},{%2},{%3},{%0,%1};"
+                 : "+r"(c0), "+r"(c1)
+                 : "r"(a), "r"(b));
+}
+#endif
+
+// c (16 x 8) = MAGIC_BITS + a (16 x 32) * b (32 x 8), int8. Lane 4 g + t: a[0], a[2] are the two words of row g,
+// a[1], a[3] those of row g + 8, b those of column g; c[0], c[1] are row g and columns 2 t, 2 t + 1, c[2], c[3] row
+// g + 8. Which 8 of the 32 inputs a lane holds is free as long as a and b agree. HEIGHT = 8: rows 8-15 are not used.
+template <int HEIGHT>
+DEVICE void multiply32(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if ARCH >= 800
+    const u32 a1 = HEIGHT == 16 ? a[1] : 0, a3 = HEIGHT == 16 ? a[3] : 0;
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%10,%10,%10};"
+                 : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+                 : "r"(a[0]), "r"(a1), "r"(a[2]), "r"(a3), "r"(b0), "r"(b1), "r"(MAGIC_BITS));
+#else
+    c[0] = c[1] = c[2] = c[3] = MAGIC_BITS;
+    step8x8x16(c[0], c[1], a[0], b0);
+    step8x8x16(c[0], c[1], a[2], b1);
+    if (HEIGHT == 16) {
+        step8x8x16(c[2], c[3], a[1], b0);
+        step8x8x16(c[2], c[3], a[3], b1);
+    }
+#endif
+}
+
+// The same over 16 inputs: a_low is the word of row g, a_high that of row g + 8.
+template <int HEIGHT>
+DEVICE void multiply16(int (&c)[4], u32 a_low, u32 a_high, u32 b) {
+#if ARCH >= 800
+    if (HEIGHT == 8) a_high = 0;
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%7,%7,%7,%7};"
+                 : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+                 : "r"(a_low), "r"(a_high), "r"(b), "r"(MAGIC_BITS));
+#else
+    c[0] = c[1] = c[2] = c[3] = MAGIC_BITS;
+    step8x8x16(c[0], c[1], a_low, b);
+    if (HEIGHT == 16) step8x8x16(c[2], c[3], a_high, b);
+#endif
+}

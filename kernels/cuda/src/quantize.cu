@@ -1,0 +1,19 @@
+// `quantize` of ops.py for all rows of an input: int8 in the order of a format, scales, and sums where they are wanted.
+//
+// Constants: ORDER of formats.cuh, SUMS group of the sums (0 none, 16, 32). A thread takes eight inputs.
+#include "device.cuh"
+#include "formats.cuh"
+#include "quantize.cuh"
+
+// x (n, cols) float32 -> q (n, cols) int8, d (n, cols / 32), sums (n, cols / SUMS). total = n * cols / 8.
+KERNEL __launch_bounds__(256) void quantize(const float* x, u8* q, float* d, float* sums, long long total) {
+    const long long i = blockIdx.x * 256ll + threadIdx.x;  // octet; the four of a block are in one warp
+    float v[8];
+    load_octet(v, x + 8 * min(i, total - 1));
+    const Octet octet = quantize_octet(v);
+    if (i >= total) return;
+    const int u = (int)(i & 3);
+    store_octet<ORDER>(q + 8 * (i - u), u, octet);
+    if (u == 0) d[i >> 2] = octet.d;
+    if (SUMS) store_sums<SUMS ? SUMS : 32>(sums + (i >> 2) * (32 / (SUMS ? SUMS : 32)), u, octet);
+}
