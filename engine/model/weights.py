@@ -1,7 +1,7 @@
 """The pack's tensors bound to the arguments of the operations, once at start.
 
-Matrices stay views of the mapped file; small tensors (norms, gates, convolutions) become float32 arrays. Names and shapes were checked when the
-pack was opened.
+Matrices stay views of the mapped file; small tensors (norms, gates, convolutions) become float32 arrays. Names and
+shapes were checked when the pack was opened.
 """
 
 from __future__ import annotations
