@@ -86,7 +86,7 @@ def hyper_mix(x: F32, hc: Hyper, eps: float) -> tuple[F32, F32 | None]:
     scale = _ONE / np.float32(streams)
     weights = [hc.down] if hc.inject is None else [hc.down, hc.inject]
     u = np.empty((n, width), np.float32)
-    beta = np.empty((n if hc.inject else 0, streams), np.float32)
+    beta = np.empty((0 if hc.inject is None else n, streams), np.float32)
     for begin in range(0, n, ROWS_AT_ONCE):
         rows = x[begin : begin + ROWS_AT_ONCE]
         normed = rms_norm(rows, hc.norm, eps).reshape(len(rows), -1)
@@ -108,7 +108,7 @@ def hyper_mix(x: F32, hc: Hyper, eps: float) -> tuple[F32, F32 | None]:
             tasks,
             threads_for(tasks, gates.size),
         )
-    return u, beta if hc.inject else None
+    return u, None if hc.inject is None else beta
 
 
 def hyper_add(x: F32, beta: F32, y: F32) -> None:
