@@ -71,8 +71,8 @@ def gdn(
             p, w.conv, conv, b, a, w.a, w.dt, segments, c, decay, beta, *sizes, I32(d), I32(kernel),
         )  # fmt: skip
         launch(
-            _SOURCE, f"gdn_scan_{d}", (d // COLUMNS, heads, size["s"]), (_SCAN_THREADS,),
-            c, decay, beta, p, conv, state, segments, o, *sizes, I32(kernel),
+            "gdn_scan.cu", "gdn_scan", (d // COLUMNS, heads, size["s"]), (_SCAN_THREADS,),
+            c, decay, beta, p, conv, state, segments, o, *sizes, I32(kernel), HEAD_SIZE=d,
         )  # fmt: skip
         launch(
             _SOURCE, "gdn_output", (-(-n * heads // _WARPS),), (32 * _WARPS,),

@@ -8,7 +8,7 @@
 // Cost     each reads and writes its arrays once; hyper_norm reads x a second time from the cache
 #include "rows.cuh"
 
-extern "C" __global__ void __launch_bounds__(LANES)
+KERNEL void __launch_bounds__(LANES)
     hyper_norm(float* x, const float* beta, const float* y, const float* w, float* normed, int width, int streams,
                float eps) {
     __shared__ float buffer[LANES];
@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(LANES)
     for (int i = threadIdx.x; i < width; i += LANES) normed[i] = (x[i] * r) * w[i];
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+KERNEL void __launch_bounds__(256)
     hyper_gate(float* a, long long n_a, const float* inject, float* beta, long long n_beta, float scale) {
     const long long i = blockIdx.x * 256ll + threadIdx.x;
     if (i < n_a)
@@ -55,7 +55,7 @@ DEVICE float4 add_gated(float4 gate, float4 v, float4 sum) {
 }
 
 // A thread makes four values of one row. `quarter` = H / 4.
-extern "C" __global__ void __launch_bounds__(128)
+KERNEL void __launch_bounds__(128)
     hyper_mean(const float4* gates, const float4* normed, float4* u, int quarter, int streams, float scale) {
     const int i = blockIdx.x * 128 + threadIdx.x;
     if (i >= quarter) return;
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(128)
     u[row * quarter + i] = make_float4(sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale);
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+KERNEL void __launch_bounds__(128)
     hyper_add(float4* x, const float* beta, const float4* y, int quarter, int streams) {
     const int i = blockIdx.x * 128 + threadIdx.x;
     if (i >= quarter) return;

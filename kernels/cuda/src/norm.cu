@@ -4,7 +4,7 @@
 // Row i takes the factors w[i mod groups].
 #include "rows.cuh"
 
-extern "C" __global__ void __launch_bounds__(LANES)
+KERNEL void __launch_bounds__(LANES)
     rms_norm(const float* x, const float* w, float* y, int n, int groups, float eps) {
     __shared__ float buffer[LANES];
     const long long row = blockIdx.x;

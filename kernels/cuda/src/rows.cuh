@@ -75,8 +75,8 @@ DEVICE float sum_of_squares(const WarpVector& v, int n) {
 
 // rope(rms(v)): norm factors w, angles of one position (half each), half-split. `buffer`: n floats of this warp's own.
 // The result is in `buffer`, visible to the warp.
-DEVICE void norm_and_rotate(const WarpVector& v, int n, const float* w, float eps, const float* cos,
-                                                const float* sin, int half, float* buffer) {
+DEVICE void norm_and_rotate(const WarpVector& v, int n, const float* w, float eps, const float* cos, const float* sin,
+                            int half, float* buffer) {
     const int lane = threadIdx.x & 31;
     const float r = rms_factor(sum_of_squares(v, n), n, eps);
 #pragma unroll

@@ -22,6 +22,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __grid_constant__
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -60,7 +61,7 @@ struct Fibre {
 };
 
 
-struct Warp { uint64_t slots[2][32]; };
+struct Warp { uint64_t slots[2][32]; unsigned steps[2][32]; };
 
 inline dim3 grid, block;
 inline uint3 block_index;
@@ -135,10 +136,12 @@ inline Warp& warp() { return warps[(self - fibres.data()) >> 5]; }
 // Give every lane of the warp the values of all lanes. All lanes must meet at the same line.
 template <class T> inline const uint64_t* exchange(T value, int site) {
     static_assert(sizeof(T) <= 8);
-    uint64_t* slots = warp().slots[self->steps++ & 1];
+    const unsigned turn = ++self->steps & 1;
+    uint64_t* slots = warp().slots[turn];
     uint64_t bits = 0;
     std::memcpy(&bits, &value, sizeof(T));
     slots[lane()] = bits;
+    warp().steps[turn][lane()] = self->steps;
     yield(AT_WARP, site);
     return slots;
 }
@@ -218,7 +221,9 @@ inline void run_block(char* stacks, size_t stack_bytes, uint64_t& order) {
             emulated_switch(&scheduler_pointer, self->stack_pointer);
             left -= self->wait == ENDED;
         }
-        if (left && !release()) fail("threads wait at barriers that the others never reach");
+        bool running = false;
+        for (const Fibre& f : fibres) running |= f.wait == RUNNING;
+        if (left && !release() && !running) fail("threads wait at barriers that the others never reach");
     }
 }
 
@@ -291,11 +296,10 @@ template <class T> inline T __shfl_down_sync(unsigned, T v, unsigned n, int = 32
 }
 static inline unsigned __ballot_sync(unsigned, int p, SITE) {
     const uint64_t* all = emulated::exchange(int(p != 0), site);
+    const unsigned* steps = emulated::warp().steps[emulated::self->steps & 1];
     unsigned bits = 0;
-    const size_t n = emulated::fibres.size();
-    const size_t first = size_t(emulated::self - emulated::fibres.data()) & ~size_t(31);
     for (int i = 0; i < 32; i++)
-        if (first + i < n && emulated::fibres[first + i].wait != emulated::ENDED && all[i]) bits |= 1u << i;
+        if (steps[i] == emulated::self->steps && all[i]) bits |= 1u << i;
     return bits;
 }
 static inline int __any_sync(unsigned m, int p, SITE) { return __ballot_sync(m, p, site) != 0; }
@@ -454,4 +458,12 @@ static inline void ptx_mma_sync_aligned_m16n8k16_row_col_s32_s8_s8_s32(int& d0, 
     int to[4];
     emulated::multiply<1>(to, a, b, from);
     d0 = to[0], d1 = to[1], d2 = to[2], d3 = to[3];
+}
+template <class T> inline void ptx_nothing(T&) {}
+static inline void ptx_ld_acquire_cta_shared_u32(unsigned& value, unsigned address) {
+    emulated::yield(emulated::RUNNING, 0);
+    std::memcpy(&value, emulated::shared_pointer(address), 4);
+}
+static inline void ptx_st_release_cta_shared_u32(unsigned address, unsigned value) {
+    std::memcpy(emulated::shared_pointer(address), &value, 4);
 }

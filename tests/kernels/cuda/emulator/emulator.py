@@ -1,19 +1,20 @@
 """Runs the kernels of kernels/cuda/src without a card: compiled as C++, every device thread a fibre.
 
     emulator = Emulator(folder_for_libraries)
-    kernel = emulator.load_kernel("norm.cu", "rms_norm")        # what launch.py expects of its loader
+    kernel = emulator.load_kernel("norm.cu", "rms_norm")        # as `kernels.cuda.compile.load_kernel`
     kernel((rows,), (128,), (x, w, y, np.int32(n), ...), shared_mem=0)
 
 Arrays are NumPy arrays. `order` seeds the order of threads and blocks, 0 for the natural one. A kernel that would hang
 or shuffle across diverged lanes ends the process with a line that names the block.
 
-Cost   one g++ run a source file, kept in the folder; some 50 ns a thread and barrier
+Cost   one g++ run a source and set of constants, kept in the folder; some 50 ns a thread and barrier
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -23,20 +24,21 @@ from typing import Any
 
 import numpy as np
 
+from strata.kernels.cuda.compile import source_text
+
 HERE = Path(__file__).resolve().parent
-SOURCES = HERE.parents[3] / "kernels" / "cuda" / "src"
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-mfma", "-mf16c", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisibility=hidden", "-fno-gnu-unique", "-w")
 KERNEL = re.compile(r'extern\s+"C"\s+__attribute__\(\(visibility\("default"\)\)\)\s+void\s+(\w+)\s*\(')
 SHARED = re.compile(r"(extern\s+)?SHARED_MEMORY\s+(?:__attribute__\(\(aligned\(\d+\)\)\)\s*)?([^;]+);")
 DECLARATOR = re.compile(r"(.*?)(\w+)\s*((?:\[.*\])?)$", re.DOTALL)
 
 
-def _split(text: str, at: str) -> list[str]:
-    """Cut at a character outside of parentheses and strings."""
+def _split(text: str, at: str, brackets: str = "()[]") -> list[str]:
+    """Cut at a character outside of brackets (opening and closing in turn) and strings."""
     parts, depth, quoted = [""], 0, False
     for c in text:
         quoted ^= c == '"'
-        depth += 0 if quoted else (c in "([") - (c in ")]")
+        depth += 0 if quoted else (c in brackets[::2]) - (c in brackets[1::2])
         if c == at and not depth and not quoted:
             parts.append("")
         else:
@@ -53,7 +55,8 @@ def _called_instructions(text: str) -> str:
             depth += (text[end] == "(") - (text[end] == ")")
             end += 1
         template, *operands = _split(text[found.end() : end - 1].replace("::", ": :"), ":")
-        name = re.sub(r"\W", "_", template.strip('"').split()[0].rstrip(";"))
+        words = template.strip('"').split()
+        name = re.sub(r"\W", "_", words[0].rstrip(";")) if words else "nothing"
         values = [operand[operand.index("(") :] for part in operands[:2] if part for operand in _split(part, ",")]
         done += f"{text[: found.start()]}ptx_{name}({', '.join(values)})"
         text = text[end:]
@@ -63,7 +66,7 @@ def _called_instructions(text: str) -> str:
 def _shared_variables(found: re.Match[str], sites: Iterator[int]) -> str:
     """`__shared__ T a[2], b;` as references to memory that the emulator knows; extern arrays as the dynamic memory."""
     kind, made = "", []
-    for text in _split(found[2], ","):
+    for text in _split(found[2], ",", "()[]<>"):
         declared = DECLARATOR.match(text)
         if declared is None:
             raise ValueError(f"shared memory that the emulator cannot read: {found[0]}")
@@ -107,38 +110,40 @@ class Kernel:
 class Emulator:
     """Compiles sources on demand. `folder` keeps the libraries between runs."""
 
-    def __init__(self, folder: Path, sources: Path = SOURCES, include: tuple[Path, ...] = ()) -> None:
+    def __init__(self, folder: Path) -> None:
         self.order = 0
         self._folder = folder
-        self._sources = sources
-        self._include = include
         self._libraries: dict[str, ctypes.CDLL] = {}
 
-    def load_kernel(self, source: str, name: str) -> Kernel:
-        if source not in self._libraries:
-            self._libraries[source] = self._compile(source)
-        function = getattr(self._libraries[source], f"emulated_{name}")
+    def load_kernel(self, source: str, name: str, **constants: int | str) -> Kernel:
+        """The kernel `name` of a source with these constants."""
+        text = source_text(source, **constants)
+        if text not in self._libraries:
+            self._libraries[text] = self._compile(source, text)
+        function = getattr(self._libraries[text], f"emulated_{name}")
         function.restype = None
         function.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64]
         return Kernel(function, self)
 
-    def _compile(self, source: str) -> ctypes.CDLL:
-        include = [f"-I{path}" for path in (HERE, *self._include, self._sources)]
-        text = (self._sources / source).read_text()
-        command = ["g++", "-E", "-P", "-x", "c++", "-std=c++17", *include, "-include", str(HERE / "cuda_on_host.h"), "-"]
+    def _compile(self, source: str, text: str) -> ctypes.CDLL:
+        command = ["g++", "-E", "-P", "-x", "c++", "-std=c++17", "-include", str(HERE / "cuda_on_host.h"), "-"]
         text = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
         text = _called_instructions(text)
         sites = count()
         text = SHARED.sub(lambda found: _shared_variables(found, sites), text)
+        known = set(re.findall(r"void (ptx_\w+)\(", text))
+        unknown = sorted(set(re.findall(r"\b(ptx_\w+)\(", text)) - known)
+        text = "".join(f"template <class... A> void {call}(A&&...) {{ __builtin_trap(); }}\n" for call in unknown) + text
         text += "".join(
-            f'\nextern "C" __attribute__((visibility("default"))) void emulated_{name}(void** a, int n, const unsigned* s, size_t m, uint64_t o) '
+            f'\nextern "C" __attribute__((visibility("default"))) '
+            f"void emulated_{name}(void** a, int n, const unsigned* s, size_t m, uint64_t o) "
             f"{{ emulated::launch({name}, a, n, s, m, o); }}"
             for name in KERNEL.findall(text)
         )
         library = self._folder / f"{source}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
         if not library.exists():
             self._folder.mkdir(parents=True, exist_ok=True)
-            made = library.with_suffix(".part")
+            made = library.with_suffix(f".{os.getpid()}.part")
             done = subprocess.run(
                 ["g++", "-x", "c++", *FLAGS, "-o", str(made), "-"], input=text, capture_output=True, text=True
             )

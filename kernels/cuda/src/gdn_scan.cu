@@ -1,0 +1,168 @@
+// The delta rule as a recurrence, one kernel for windows and prompts. Head size HEAD_SIZE = D.
+//
+// A block is COLUMNS columns of one value head in one segment; its state lives in registers: thread (group, column) holds
+// the D / 8 rows of its group. Eight neighbouring lanes are the eight groups of a column, so the tree over the groups is
+// three exchanges. Tokens arrive 16 at a time by asynchronous copies, two tiles deep. The blocks also shift the kept
+// inputs of the convolution, which nobody reads any more by then.
+// Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), both in place
+// Why      16 columns a block: 48 heads of 128 are 384 blocks of 4 warps, which spread over 132 multiprocessors to
+//          within 3 % of even; 32 columns leave a quarter of them idle.
+// Source   the order of every sum is that of `ops.Kernels.gdn`
+#include "gdn_window.cuh"
+
+#ifndef HEAD_SIZE
+#define HEAD_SIZE 128
+#endif
+
+constexpr int D = HEAD_SIZE;
+constexpr int GROUPS = 8;
+constexpr int ROWS = D / GROUPS;
+constexpr int COLUMNS = 16;
+constexpr int TOKENS = 16;
+constexpr int SCAN_THREADS = GROUPS * COLUMNS;
+
+// Shared memory of a scan block. A group's rows are followed by a gap, so that the eight groups of a column lie in
+// different banks.
+struct Shape {
+    static constexpr int VECTOR_GROUP = ROWS % 8 ? ROWS : ROWS + 4;
+    static constexpr int VECTOR = GROUPS * VECTOR_GROUP;
+    static constexpr int STATE_GROUP = ROWS * COLUMNS + 4;
+    struct Tile {
+        float q[TOKENS][VECTOR], k[TOKENS][VECTOR], v[TOKENS][COLUMNS], decay[TOKENS], beta[TOKENS];
+    };
+    static constexpr int TILE_FLOATS = sizeof(Tile) / 4;
+    static_assert(GROUPS * STATE_GROUP <= TILE_FLOATS, "the state passes through the memory of a tile");
+};
+
+struct ScanArgs {
+    const float *c, *decay, *beta;
+    int channels, key_heads, value_heads, head, key_head, column;
+};
+
+// Start the copies of the tokens from `first` (not past `end`) into a tile.
+DEVICE void load_tile(Shape::Tile& tile, const ScanArgs& g, int first, int end) {
+    constexpr int PIECES = D / 4;
+    const int n = min(TOKENS, end - first);
+    for (int e = threadIdx.x; e < n * PIECES; e += SCAN_THREADS) {
+        const int t = e / PIECES, x = e % PIECES * 4, to = x / ROWS * Shape::VECTOR_GROUP + x % ROWS;
+        const float* row = g.c + static_cast<long long>(first + t) * g.channels + g.key_head * D + x;
+        copy16(&tile.q[t][to], row);
+        copy16(&tile.k[t][to], row + g.key_heads * D);
+    }
+    for (int e = threadIdx.x; e < n * (COLUMNS / 4); e += SCAN_THREADS) {
+        const int t = e / (COLUMNS / 4), x = e % (COLUMNS / 4) * 4;
+        copy16(&tile.v[t][x], g.c + static_cast<long long>(first + t) * g.channels + (2 * g.key_heads + g.head) * D +
+                                  g.column + x);
+    }
+    if (threadIdx.x < n) {
+        const long long at = static_cast<long long>(first + threadIdx.x) * g.value_heads + g.head;
+        tile.decay[threadIdx.x] = g.decay[at];
+        tile.beta[threadIdx.x] = g.beta[at];
+    }
+    copies_commit();
+}
+
+// The sum over all groups of a column; every lane of the column gets it.
+DEVICE float sum_groups(float p) {
+    p = p + __shfl_xor_sync(ALL, p, 1);
+    p = p + __shfl_xor_sync(ALL, p, 2);
+    return p + __shfl_xor_sync(ALL, p, 4);
+}
+
+// One token: s = s * decay; e = beta * (v - sum(s * k)); s = fma(k, e, s); returns sum(s * q).
+DEVICE float delta_step(float (&s)[ROWS], const float* q, const float* k, float v, float decay, float beta) {
+    float4 keys[ROWS / 4];
+    float p0 = 0.0f, p1 = 0.0f, p2 = 0.0f, p3 = 0.0f;
+#pragma unroll
+    for (int i = 0; i < ROWS / 4; i++) {
+        keys[i] = reinterpret_cast<const float4*>(k)[i];
+        p0 = fmaf(s[4 * i] *= decay, keys[i].x, p0);
+        p1 = fmaf(s[4 * i + 1] *= decay, keys[i].y, p1);
+        p2 = fmaf(s[4 * i + 2] *= decay, keys[i].z, p2);
+        p3 = fmaf(s[4 * i + 3] *= decay, keys[i].w, p3);
+    }
+    const float e = beta * (v - sum_groups((p0 + p1) + (p2 + p3)));
+    p0 = p1 = p2 = p3 = 0.0f;
+#pragma unroll
+    for (int i = 0; i < ROWS / 4; i++) {
+        const float4 query = reinterpret_cast<const float4*>(q)[i];
+        p0 = fmaf(s[4 * i] = fmaf(keys[i].x, e, s[4 * i]), query.x, p0);
+        p1 = fmaf(s[4 * i + 1] = fmaf(keys[i].y, e, s[4 * i + 1]), query.y, p1);
+        p2 = fmaf(s[4 * i + 2] = fmaf(keys[i].z, e, s[4 * i + 2]), query.z, p2);
+        p3 = fmaf(s[4 * i + 3] = fmaf(keys[i].w, e, s[4 * i + 3]), query.w, p3);
+    }
+    return sum_groups((p0 + p1) + (p2 + p3));
+}
+
+// Shift the last inputs of a segment into the kept ones, for the channels of this block: its columns of the value
+// head, and of the query and key head with the same number where there is one.
+DEVICE void keep_inputs(const float* p, float* kept, const Segment& s, const ScanArgs& g, int kernel) {
+    const int part = threadIdx.x / COLUMNS;
+    if (part >= (g.head < g.key_heads ? 3 : 1)) return;
+    const int vector = part == 0 ? 2 * g.key_heads + g.head : part == 1 ? g.head : g.key_heads + g.head;
+    const int channel = vector * D + g.column + threadIdx.x % COLUMNS;
+    for (int i = 0; i < kernel - 1; i++)
+        kept[static_cast<long long>(i) * g.channels + channel] =
+            window_row(p, kept, g.channels, s, s.end - (kernel - 1) + i, kernel)[channel];
+}
+
+KERNEL void __launch_bounds__(SCAN_THREADS)
+    gdn_scan(const float* c, const float* decay, const float* beta, const float* p, float* conv, float* state,
+             const int* segments, float* o, int key_heads, int value_heads, int kernel) {
+    __shared__ __align__(16) float memory[2 * Shape::TILE_FLOATS];
+    __shared__ __align__(16) float out[TOKENS][COLUMNS];
+    Shape::Tile* tiles = reinterpret_cast<Shape::Tile*>(memory);
+    const int head = blockIdx.y, tid = threadIdx.x, group = tid & 7, mine = tid >> 3;
+    const Segment seg = {segments[3 * blockIdx.z], segments[3 * blockIdx.z + 1], segments[3 * blockIdx.z + 2]};
+    const ScanArgs g = {c,         decay,       beta, (2 * key_heads + value_heads) * D,
+                        key_heads, value_heads, head, head % key_heads,
+                        static_cast<int>(blockIdx.x) * COLUMNS};
+    state += ((static_cast<long long>(seg.slot) * value_heads + head) * D) * D + g.column;
+
+    // The state passes through the second tile's memory, so that its way and that of the first tokens overlap.
+    constexpr int PIECES = D * COLUMNS / 4;
+    float* passage = memory + Shape::TILE_FLOATS;
+    for (int e = tid; e < PIECES; e += SCAN_THREADS) {
+        const int row = e / (COLUMNS / 4), x = e % (COLUMNS / 4) * 4;
+        copy16(passage + row / ROWS * Shape::STATE_GROUP + row % ROWS * COLUMNS + x, state + row * D + x);
+    }
+    copies_commit();
+    load_tile(tiles[0], g, seg.begin, seg.end);
+    copies_wait<1>();
+    __syncthreads();
+    float s[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) s[i] = passage[group * Shape::STATE_GROUP + i * COLUMNS + mine];
+    __syncthreads();
+
+    for (int first = seg.begin, u = 0; first < seg.end; first += TOKENS, u ^= 1) {
+        if (first + TOKENS < seg.end)
+            load_tile(tiles[u ^ 1], g, first + TOKENS, seg.end);
+        else
+            copies_commit();
+        copies_wait<1>();
+        __syncthreads();
+        const Shape::Tile& tile = tiles[u];
+        const int n = min(TOKENS, seg.end - first);
+        for (int t = 0; t < n; t++) {
+            const int at = group * Shape::VECTOR_GROUP;
+            const float sum = delta_step(s, &tile.q[t][at], &tile.k[t][at], tile.v[t][mine], tile.decay[t],
+                                         tile.beta[t]);
+            if (group == (t & 7)) out[t][mine] = sum;
+        }
+        __syncthreads();
+        for (int e = tid; e < n * COLUMNS; e += SCAN_THREADS)
+            o[(static_cast<long long>(first + e / COLUMNS) * value_heads + head) * D + g.column + e % COLUMNS] =
+                out[e / COLUMNS][e % COLUMNS];
+    }
+
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) passage[group * Shape::STATE_GROUP + i * COLUMNS + mine] = s[i];
+    __syncthreads();
+    for (int e = tid; e < PIECES; e += SCAN_THREADS) {
+        const int row = e / (COLUMNS / 4), x = e % (COLUMNS / 4) * 4;
+        *reinterpret_cast<float4*>(state + row * D + x) =
+            *reinterpret_cast<const float4*>(passage + row / ROWS * Shape::STATE_GROUP + row % ROWS * COLUMNS + x);
+    }
+    keep_inputs(p, conv + static_cast<long long>(seg.slot) * (kernel - 1) * g.channels, seg, g, kernel);
+}

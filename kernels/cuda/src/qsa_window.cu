@@ -1,0 +1,142 @@
+// Attention of few rows: the work of a row is spread over the card.
+//
+// qsa_keys     a block is 32 kept tokens of one row and key head, for all query heads that share it
+// qsa_values   a block is one part and 32 dims of a row's value head; the last block of a row's parts to end joins them
+#include "attend.cuh"
+
+constexpr int WARPS = THREADS / 32;
+constexpr int AT_ONCE = 3;  // query heads of a warp at a time
+
+KERNEL void __launch_bounds__(THREADS)
+    qsa_keys(ROW_ARGUMENTS, const float* q, const Cache::Value* cached, float* s, int stride) {
+    const Args g = ROW;
+    typedef Cache::Value Value;
+    constexpr int GAP = 16 / sizeof(Value), PIECE = 16 / sizeof(Value);
+    extern __shared__ __align__(16) float memory[];
+    __shared__ int tokens[32];
+    const int row = blockIdx.z, kv = blockIdx.y, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+    const int group = heads / kv_heads, gap = d + GAP;
+    const Kept kept = g.kept(row);
+    const long long first_head = static_cast<long long>(row) * g.heads + kv * group;
+    float* query = memory;
+    Value* tile = reinterpret_cast<Value*>(memory + group * d);
+    const float scale = 1.0f / sqrtf(static_cast<float>(d));
+    if (static_cast<int>(blockIdx.x) * 32 >= kept.count) return;
+    for (int e = tid; e < group * d / 4; e += THREADS) copy16(query + 4 * e, q + first_head * d + 4 * e);
+    for (int first = blockIdx.x * 32; first < kept.count; first += gridDim.x * 32) {
+        const int n = min(32, kept.count - first), pieces = d / PIECE;
+        if (tid < n) tokens[tid] = g.token(row, kept, first + tid);
+        __syncthreads();
+        for (int e = tid; e < n * pieces; e += THREADS) {
+            const int t = e / pieces, x = e % pieces * PIECE;
+            copy16(tile + t * gap + x, cached + (static_cast<long long>(tokens[t]) * g.kv_heads + kv) * d + x);
+        }
+        copies_commit();
+        copies_wait<0>();
+        __syncthreads();
+        for (int h = warp; h < group; h += WARPS * AT_ONCE) {
+            float c[AT_ONCE][4];
+            const float* of_head[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0.0f;
+                of_head[i] = query + min(h + WARPS * i, group - 1) * d;
+            }
+#pragma unroll 4
+            for (int x = 0; x < d; x += 8) {
+                float k[8];
+                Cache::load8(tile + lane * gap + x, k);
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; i++) add_products(c[i], of_head[i] + x, k);
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+                if (h + WARPS * i < group && lane < n)
+                    s[(first_head + h + WARPS * i) * stride + first + lane] = join_chains(c[i]) * scale;
+        }
+        __syncthreads();
+    }
+}
+
+// Where the parts of a row's value head and 32 dims leave what they have, until the last of them joins it.
+struct Partial {
+    float *peaks, *sums, *values;
+
+    DEVICE Partial(float* memory, long long unit, int parts, int group) {
+        memory += unit * parts * group * 34;
+        peaks = memory;
+        sums = peaks + parts * group;
+        values = sums + parts * group;
+    }
+};
+
+KERNEL void __launch_bounds__(THREADS)
+    qsa_values(ROW_ARGUMENTS, const float* s, int stride, const Cache::Value* cached, const float* q_gate,
+               float* partial, int* ended, float* out) {
+    const Args g = ROW;
+    typedef Cache::Value Value;
+    constexpr int PIECE = 16 / sizeof(Value), PIECES = 32 / PIECE;
+    extern __shared__ __align__(16) float memory[];
+    __shared__ int tokens[PART];
+    __shared__ int last;
+    const int row = blockIdx.z, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, part = blockIdx.x;
+    const int slices = g.d / 32, kv = blockIdx.y / slices, slice = blockIdx.y % slices, group = g.heads / g.kv_heads;
+    const Kept kept = g.kept(row);
+    const int first = part * PART, count = min(PART, kept.count - first), parts = (kept.count + PART - 1) / PART;
+    if (count <= 0) return;
+    float* e = memory;
+    Value* tile = reinterpret_cast<Value*>(e + group * PART);
+    for (int t = tid; t < count; t += THREADS) tokens[t] = g.token(row, kept, first + t);
+    __syncthreads();
+    for (int i = tid; i < count * PIECES; i += THREADS) {
+        const int t = i / PIECES, x = i % PIECES * PIECE;
+        copy16(tile + t * 32 + x, cached + (static_cast<long long>(tokens[t]) * g.kv_heads + kv) * g.d + 32 * slice + x);
+    }
+    copies_commit();
+    const long long unit = static_cast<long long>(row) * gridDim.y + blockIdx.y;
+    const Partial own(partial, unit, gridDim.x, group);
+    const long long first_head = static_cast<long long>(row) * g.heads + kv * group;
+    for (int h = warp; h < group; h += WARPS) {
+        const float2 peak_and_sum = exponentials(s + (first_head + h) * stride + first, count, e + h * PART);
+        if (lane == 0) own.peaks[part * group + h] = peak_and_sum.x, own.sums[part * group + h] = peak_and_sum.y;
+    }
+    copies_wait<0>();
+    __syncthreads();
+    for (int h = warp; h < group; h += WARPS * AT_ONCE) {
+        float o[AT_ONCE];
+        const float* of_head[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) o[i] = 0.0f, of_head[i] = e + min(h + WARPS * i, group - 1) * PART;
+#pragma unroll 4
+        for (int t = 0; t < count; t++) {
+            const float v = Cache::get(tile[t * 32 + lane]);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) o[i] = fmaf(of_head[i][t], v, o[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (h + WARPS * i < group) own.values[(part * group + h + WARPS * i) * 32 + lane] = o[i];
+    }
+    __threadfence();
+    __syncthreads();
+    if (tid == 0) {
+        last = atomicAdd(ended + unit, 1) == parts - 1;
+        if (last) ended[unit] = 0;
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    for (int h = warp; h < group; h += WARPS) {
+        float top = -INFINITY, l = 0.0f, o = 0.0f;
+        for (int p = lane; p < parts; p += 32) top = fmaxf(top, __ldcg(own.peaks + p * group + h));
+        top = warp_max(top);
+#pragma unroll 2
+        for (int p = 0; p < parts; p++) {
+            const float share = exp_f32(__ldcg(own.peaks + p * group + h) - top);
+            l = fmaf(share, __ldcg(own.sums + p * group + h), l);
+            o = fmaf(share, __ldcg(own.values + (p * group + h) * 32 + lane), o);
+        }
+        const long long head = first_head + h, x = 32 * slice + lane;
+        out[head * g.d + x] = (o / l) * sigmoid_f32(q_gate[(2 * head + 1) * g.d + x]);
+    }
+}
