@@ -21,7 +21,7 @@ from strata.kernels.cpu.tasks import kernel, pack, threads_for, unpack
 from strata.kernels.cpu.team import spread
 from strata.kernels.ops import F32, Hyper
 
-ROWS_AT_ONCE: Final = 512
+ROWS_AT_ONCE: Final = 256
 ROWS: Final = 8
 """Rows of a task."""
 

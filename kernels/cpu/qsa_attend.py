@@ -9,7 +9,7 @@ Cost   per row and kept token 4 * heads * head_dim operations; a row whose seque
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numba import njit, types
@@ -38,7 +38,7 @@ _ZERO: Final = np.float32(0.0)
 class _Sizes(NamedTuple):
     """r tokens of an index block, 0 = dense; half of the rotated dims; picked = budget // r.
 
-    Of the chunk: first row, rows, and the most parts, kept tokens and scored blocks (0 = none) of a row.
+    parts, kept, blocks: the most parts, kept tokens and scored blocks (0 = none) of a row. first, rows: the chunk.
     """
 
     heads: int
@@ -49,11 +49,11 @@ class _Sizes(NamedTuple):
     r: int
     half: int
     picked: int
-    first: int
-    rows: int
     parts: int
     kept: int
     blocks: int
+    first: int = 0
+    rows: int = 0
 
 
 _FLOATS = types.float32[::1]
@@ -264,44 +264,45 @@ def qsa_attend(
     require(heads % kv_heads == 0, f"q_gate must have a multiple of {kv_heads} heads, got {heads}")
     require(budget >= max(r, 1), f"budget must be at least a block of {max(r, 1)} tokens, got {budget}")
     out = np.empty((n, heads * d), np.float32)
-    if not n:
-        return out
-    last = int(positions.max())
+    if n:
+        bound = _Sizes(
+            heads, kv_heads, d, size["index_heads"], size["index_dim"], r, rope.cos.shape[1],
+            *_most_of_a_row(int(positions.max()), r, budget),
+        )  # fmt: skip
+        rows = (tables, slots, positions, q_gate.reshape(-1), index_q.reshape(-1))
+        cached = (pages.k.reshape(-1), pages.v.reshape(-1), pages.block.reshape(-1))
+        weights = (norms.q, norms.index_q, rope.cos.reshape(-1), rope.sin.reshape(-1))
+        _in_chunks(bound, n, rows, cached, weights, out.reshape(-1), eps)
+    return out
+
+
+def _most_of_a_row(last: int, r: int, budget: int) -> tuple[int, int, int, int]:
+    """(picked, parts, kept, blocks) of the row at the last position, which no other row exceeds."""
     picked = budget // r if r else 0
     blocks = (last + 1) // r if r else 0
-    blocks = blocks if blocks > picked else 0
     kept = min(last + 1, picked * r + r - 1) if r else last + 1
-    parts = -(-kept // ATTENTION_PART)
-    of_index = size["index_heads"] * size["index_dim"]
-    row_bytes = 4 * (heads * d * (1 + parts) + of_index + blocks + kept + 2 * heads * parts)
-    rows = min(n, max(1, SCRATCH_BYTES // row_bytes))
-    queries = tuple(np.empty(rows * each, np.float32) for each in (heads * d, of_index, blocks))
-    partial = tuple(np.empty(rows * heads * parts * each, np.float32) for each in (1, 1, d))
-    lists = (np.empty(rows * kept, np.int32), np.empty(rows, np.int32))
-    for first in range(0, n, rows):
-        now = min(rows, n - first)
+    return picked, -(-kept // ATTENTION_PART), kept, blocks if blocks > picked else 0
+
+
+def _in_chunks(bound: _Sizes, n: int, rows: Any, cached: Any, weights: Any, out: F32, eps: float) -> None:
+    """All steps for as many rows at a time as the scratch memory holds."""
+    of_query, of_index = bound.heads * bound.head_dim, bound.index_heads * bound.index_dim
+    of_parts = bound.heads * bound.parts
+    row_bytes = 4 * (of_query + of_index + bound.blocks + bound.kept + of_parts * (bound.head_dim + 2))
+    at_once = min(n, max(1, SCRATCH_BYTES // row_bytes))
+    queries = tuple(np.empty(at_once * each, np.float32) for each in (of_query, of_index, bound.blocks))
+    parts = tuple(np.empty(at_once * of_parts * each, np.float32) for each in (1, 1, bound.head_dim))
+    lists = (np.empty(at_once * bound.kept, np.int32), np.empty(at_once, np.int32))
+    for first in range(0, n, at_once):
+        now = min(at_once, n - first)
+        read = now * bound.kept * bound.kv_heads * bound.head_dim
         threads = (
-            threads_for(now, 4 * now * heads * d),
-            threads_for(now * -(-blocks // SCORED_BLOCKS), now * blocks * size["index_dim"]),
-            threads_for(now * kv_heads * parts, 2 * now * kept * kv_heads * d),
+            threads_for(now, 4 * now * of_query),
+            threads_for(now * -(-bound.blocks // SCORED_BLOCKS), now * bound.blocks * bound.index_dim),
+            threads_for(now * bound.kv_heads * bound.parts, 2 * read),
         )
-        _run(
-            _STEPS,
-            _Sizes(
-                heads, kv_heads, d, size["index_heads"], size["index_dim"], r, rope.cos.shape[1], picked,
-                first, now, parts, kept, blocks,
-            ),
-            (tables, slots, positions, q_gate.reshape(-1), index_q.reshape(-1)),
-            (pages.k.reshape(-1), pages.v.reshape(-1), pages.block.reshape(-1)),
-            (norms.q, norms.index_q, rope.cos.reshape(-1), rope.sin.reshape(-1)),
-            queries,
-            partial,
-            lists,
-            out.reshape(-1),
-            eps,
-            threads,
-        )  # fmt: skip
-    return out
+        size = bound._replace(first=first, rows=now)
+        _run(_STEPS, size, rows, cached, weights, queries, parts, lists, out, eps, threads)
 
 
 _STEPS: Final = tuple(step.address for step in (_prepare, _score, _list, _attend, _join))
