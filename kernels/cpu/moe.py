@@ -93,10 +93,11 @@ def _sort(picked, used, rows, ranks, experts, counts):
 
     experts, counts: written in front, as many as the result says; both have room for every expert.
     """
-    counts[:] = 0
-    for e in picked:
-        counts[e] += 1
     place = np.empty(len(counts), np.int64)
+    for e in range(len(counts)):
+        counts[e] = 0
+    for i in range(len(picked)):
+        counts[picked[i]] += 1
     before, found = 0, 0
     for e in range(len(counts)):
         count = counts[e]
@@ -119,10 +120,11 @@ def _sort(picked, used, rows, ranks, experts, counts):
 
     experts, counts: room for every expert; written in front, as many as the result says.
     """
-    counts[:] = 0
-    for e in picked:
-        counts[e] += 1
     place = np.empty(len(counts), np.int64)
+    for e in range(len(counts)):
+        counts[e] = 0
+    for i in range(len(picked)):
+        counts[picked[i]] += 1
     before, found = 0, 0
     for e in range(len(counts)):
         count = counts[e]

@@ -27,7 +27,18 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from strata.kernels.cpu.jobs import ARGUMENTS, GRAIN, SCRATCH_BYTES, Jobs, Variant, address, call, function, job
+from strata.kernels.cpu.jobs import (
+    ARGUMENTS,
+    GRAIN,
+    JOB_WORDS,
+    SCRATCH_BYTES,
+    Jobs,
+    Variant,
+    address,
+    call,
+    function,
+    job,
+)
 from strata.kernels.cpu.math import JIT
 from strata.kernels.cpu.memory import clear_floats, copy_floats, int32_at, prefetch, put_float, put_word, word
 from strata.kernels.cpu.simd import FLOAT, FLOATS, I16, I32, VECTOR, WIDTH, WORD64, Emitter, Value, constant
@@ -47,7 +58,7 @@ TOGETHER: Final = 4
 PIECE_BYTES: Final = 1 << 18
 """Weight bytes, times activation rows, that a thread takes at once: some 10 us."""
 
-_SUMS_AT: Final = 2 * CHUNK_BYTES
+_SUMS_AT: Final = CHUNK_BYTES
 _TABLE_AT: Final = _SUMS_AT + PANEL * 4 * WIDTH
 _RECORDS_AT: Final = _TABLE_AT + 8 * WIDTH
 _END: Final = _RECORDS_AT + 8 * PANEL
@@ -120,46 +131,54 @@ def _input_row(job, i):
     return int32_at(index, i) if index != 0 else i
 
 
-@njit("void(int64, int64, int64, int64, int64, int64)", **JIT)
-def _unpack(job, table, b, blocks, chunk, ahead):
-    taken = min(_BLOCKS_OF_CHUNK, blocks - b)
-    size = word(job, A_CHUNK_BYTES)
-    start = word(table, 0) + ahead + b // _BLOCKS_OF_CHUNK * size * WIDTH
-    if ahead:
-        for i in range(0, size * WIDTH, 64):
-            prefetch(start + i)
-    call(word(job, A_UNPACK), table, b // _BLOCKS_OF_CHUNK * size, taken, chunk)
+@njit("void(int64, int64, int64)", **JIT)
+def _fetch(start, size, first):
+    """Ask for every other cache line of a run of bytes, from line `first` on."""
+    for i in range(64 * first, size, 128):
+        prefetch(start + i)
+
+
+@njit("void(int64, int64, int64)", **JIT)
+def _find_rows(job, tile, table):
+    """The addresses of a tile's sixteen weight rows; behind the last row of the matrix they repeat it."""
+    for r in range(WIDTH):
+        row = min(tile * WIDTH + r, word(job, A_ROWS) - 1)
+        put_word(table, r, word(job, A_WEIGHT) + row * word(job, A_ROW_BYTES))
 
 
 def _blocks_entry(variant, job, begin, end, scratch):
-    """Tiles [begin, end) of a matrix."""
+    """Tiles [begin, end) of a matrix.
+
+    A tile's bytes lie together, so while one is unpacked the next is fetched, as many bytes for each chunk as the chunk
+    has, in two halves: sixteen rows are more streams than a processor follows by itself, and all the lines at once fill
+    its queue of misses in front of the loads that are waited for.
+    """
     rows, blocks, n = word(job, A_ROWS), word(job, A_COLS) // ACT_BLOCK, word(job, A_N)
     records, table, sums = scratch + _RECORDS_AT, scratch + _TABLE_AT, scratch + _SUMS_AT
+    chunk_bytes, tile_bytes = word(job, A_CHUNK_BYTES), WIDTH * word(job, A_ROW_BYTES)
     for panel in range(0, n, PANEL):
         count = min(PANEL, n - panel)
         for i in range(count):
             put_word(records, i, word(job, A_X) + _input_row(job, panel + i) * blocks * RECORD)
         for tile in range(begin, end):
-            first = tile * WIDTH
-            for r in range(WIDTH):
-                put_word(table, r, word(job, A_WEIGHT) + min(first + r, rows - 1) * word(job, A_ROW_BYTES))
+            _find_rows(job, tile, table)
             clear_floats(sums, count * WIDTH)
-            ahead = word(job, A_ROW_BYTES) * WIDTH if first + WIDTH < rows else 0
-            _unpack(job, table, 0, blocks, scratch, ahead)
-            for b in range(0, blocks, _BLOCKS_OF_CHUNK):
-                taken = min(_BLOCKS_OF_CHUNK, blocks - b)
-                chunk = scratch + b // _BLOCKS_OF_CHUNK % 2 * CHUNK_BYTES
-                if b + taken < blocks:
-                    after = scratch + (b // _BLOCKS_OF_CHUNK + 1) % 2 * CHUNK_BYTES
-                    _unpack(job, table, b + taken, blocks, after, ahead)
+            following = word(table, 0) + tile_bytes
+            fetched = WIDTH * chunk_bytes if (tile + 1) * WIDTH < rows else 0
+            for chunk in range(-(-blocks // _BLOCKS_OF_CHUNK)):
+                first = chunk * _BLOCKS_OF_CHUNK
+                taken = min(_BLOCKS_OF_CHUNK, blocks - first)
+                _fetch(following + chunk * fetched, fetched, 0)
+                call(word(job, A_UNPACK), table, chunk * chunk_bytes, taken, scratch)
+                _fetch(following + chunk * fetched, fetched, 1)
                 whole = count // TOGETHER * TOGETHER
                 for i in range(0, whole, TOGETHER):
-                    _add_chunk(variant, TOGETHER, chunk, taken, records + 8 * i, b * RECORD, sums + 64 * i)
+                    _add_chunk(variant, TOGETHER, scratch, taken, records + 8 * i, first * RECORD, sums + 64 * i)
                 for i in range(whole, count):
-                    _add_chunk(variant, 1, chunk, taken, records + 8 * i, b * RECORD, sums + 64 * i)
+                    _add_chunk(variant, 1, scratch, taken, records + 8 * i, first * RECORD, sums + 64 * i)
             for i in range(count):
-                out = word(job, A_OUT) + 4 * ((panel + i) * word(job, A_STRIDE) + first)
-                copy_floats(out, sums + 64 * i, min(WIDTH, rows - first))
+                out = word(job, A_OUT) + 4 * ((panel + i) * word(job, A_STRIDE) + tile * WIDTH)
+                copy_floats(out, sums + 64 * i, min(WIDTH, rows - tile * WIDTH))
 
 
 # ------------------------------------------------------------------------------------------------------ float weights
@@ -269,7 +288,8 @@ def _each_expert(jobs, template, experts, counts, matrix_bytes, out_bytes, input
     """A job for each expert: its matrix, and the rows behind those of the experts before it."""
     before = 0
     for i in range(len(experts)):
-        jobs[i] = template
+        for k in range(JOB_WORDS):
+            jobs[i, k] = template[k]
         jobs[i, GRAIN] = max(template[GRAIN] // counts[i], 1)
         jobs[i, A_WEIGHT] += experts[i] * matrix_bytes
         jobs[i, A_N] = counts[i]
