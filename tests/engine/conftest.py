@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import queue
+import select
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -176,13 +178,14 @@ class Loop:
     def __init__(self, model: ScriptedModel, *, chunk: int = 4, reuse: bool = True, max_context: int = 64) -> None:
         self.model = model
         commands, self._commands = os.pipe()
-        outputs, self._outputs = os.pipe()
+        self._outcome, self._outputs = os.pipe()
         path = SoloPath(model, chunk=chunk, reuse=reuse, end_ids={3}, routed=5, verify=True)
         self.inbox = Inbox(commands)
         self.server = Server(path, self.inbox, Writer(self._outputs), max_context=max_context, vocab=model.vocab)
         self.error: BaseException | None = None
-        self._fds = [commands, outputs]
-        self._reader = os.fdopen(outputs, "rb", closefd=False)
+        self._fds = [commands, self._outcome]
+        self._lines: deque[bytes] = deque()
+        self._rest = b""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.inbox.start()
         self._thread.start()
@@ -202,8 +205,15 @@ class Loop:
             data = data[os.write(self._commands, data) :]
 
     def next(self) -> Output | None:
-        line = self._reader.readline()
-        return decode_output(line) if line else None
+        """The next output, None at the end. Fails when the loop says nothing for a minute."""
+        while not self._lines:
+            assert select.select([self._outcome], [], [], WAIT_S)[0], "the serve loop says nothing"
+            data = os.read(self._outcome, 1 << 16)
+            if not data:
+                return None
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._lines.extend(lines)
+        return decode_output(self._lines.popleft())
 
     def until(self, *kinds: type) -> list[Output]:
         got: list[Output] = []
@@ -233,7 +243,8 @@ class Loop:
         self.close_input()
         self.rest()
         self.join()
-        self._reader.close()
+        self.inbox._thread.join(timeout=WAIT_S)  # else it may read from the next pipe with this number
+        assert not self.inbox._thread.is_alive()
         for fd in self._fds:
             os.close(fd)
 
