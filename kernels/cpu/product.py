@@ -90,9 +90,10 @@ def _add_block(
             for c, code in zip(columns, codes, strict=True):
                 total = e.dot4(total, code, e.splat(e.load(I32, record, 4 * c)))
             d = e.splat(e.load(FLOAT, record, D))
-            sums[i] = e.fma(e.to_float(total), e.b.fmul(scale, d), sums[i])
+            sums[i] = e.fma(e.b.fmul(e.to_float(total), scale), d, sums[i])
             if offset is not None:
-                sums[i] = e.fma(e.splat(e.load(FLOAT, record, sum_at)), e.b.fmul(offset, d), sums[i])
+                total = e.splat(e.load(FLOAT, record, sum_at))
+                sums[i] = e.fma(e.b.fmul(total, offset), d, sums[i])
 
 
 @intrinsic
@@ -106,7 +107,7 @@ def _add_chunk(typing_context, variant, rows, chunk, blocks, records, start, sum
     n = rows.literal_value
 
     def codegen(context, builder, signature, arguments):
-        e = Emitter(builder, variant.facts["general"])
+        e = Emitter(builder, variant.facts["only"])
         chunk, blocks, table, start, sums = arguments[2:]
         bases = [e.plus_i64(e.load(WORD64, table, 8 * i), start) for i in range(n)]
         running = [cgutils.alloca_once_value(builder, e.load(FLOATS, sums, 64 * i)) for i in range(n)]
@@ -278,7 +279,7 @@ def product_job(w: Weight, x: Inputs, index: int, n: int, out: int) -> list[int]
     common = (address(w.data), row_bytes, w.rows, w.cols, inputs, index, n, out, w.rows)
     if kind.is_float:
         return job(function(_floats_entry, type=kind.name), w.rows, PIECE_BYTES // (row_bytes * n), *common)
-    entry = function(_blocks_entry, group=kind.group, offset=kind.has_offset, general=False)
+    entry = function(_blocks_entry, group=kind.group, offset=kind.has_offset, only=None)
     grain = PIECE_BYTES // (WIDTH * row_bytes * n)
     return job(entry, -(-w.rows // WIDTH), grain, *common, unpacker(kind), CHUNK // kind.block * kind.block_bytes)
 

@@ -5,7 +5,7 @@ neighbouring bytes of row r, so a column of codes is four consecutive weights of
 block (nibbles, sign bits, scales) is taken out of all sixteen rows by one instruction.
 
 `Emitter` wraps an IR builder. It emits plain LLVM IR, which any processor compiles; three operations have no good
-general form and use the instruction where the processor has it: `dot4` (vpdpbusd of AVX-512 VNNI), `table16` (pshufb)
+general form and use the instruction where the processor has it: `dot4` (vpdpbusd of VNNI), `table16` (pshufb)
 and `table128` (vpermi2b of AVX-512 VBMI). All are integer operations: the bits are the same everywhere.
 
 Addresses are i64 values, offsets Python ints or i64 values. Loads and stores need no alignment, and a load never
@@ -57,9 +57,10 @@ def constant(kind: ir.VectorType, value: float | Sequence[int]) -> ir.Constant:
 class Emitter:
     """Emits operations on sixteen rows at the builder's position."""
 
-    def __init__(self, builder: ir.IRBuilder, general: bool = False) -> None:
+    def __init__(self, builder: ir.IRBuilder, only: str | None = None) -> None:
+        """`only`: the instruction sets that may be used, with commas; as a rule those of the processor."""
         self.b = builder
-        self.features = frozenset[str]() if general else features()
+        self.features = features() if only is None else frozenset(only.split(","))
 
     # ------------------------------------------------------------------------------------------------ memory, loops
 
@@ -204,12 +205,15 @@ class Emitter:
         order = [4 * r + k for r in range(WIDTH) for k in lane_bytes]
         return self.b.bitcast(self.shuffle(data, data, order), VECTOR)
 
-    def bits(self, column: Value, c: int) -> Value:
-        """Bits 4c .. 4c + 3 of every lane as a truth value per byte: signs or high bits of column c of a block."""
-        spread = self.b.bitcast(self.picked(column, [c // 2] * 4), BYTES)
-        masks = [1 << (4 * (c % 2) + k) for k in range(4)] * WIDTH
-        masked = self.b.and_(spread, constant(BYTES, masks))
+    def flags(self, column: Value, lane_bytes: Sequence[int], masks: Sequence[int]) -> Value:
+        """A truth value per byte: whether byte lane_bytes[i] of the lane has a bit of masks[i], for i = 0 .. 3."""
+        spread = self.b.bitcast(self.picked(column, lane_bytes), BYTES)
+        masked = self.b.and_(spread, constant(BYTES, [*masks] * WIDTH))
         return self.b.icmp_unsigned("!=", masked, constant(BYTES, 0))
+
+    def bits(self, column: Value, c: int) -> Value:
+        """Bits 4c .. 4c + 3 of every lane: signs or high bits of column c of a block."""
+        return self.flags(column, [c // 2] * 4, [1 << (4 * (c % 2) + k) for k in range(4)])
 
     def where(self, mask: Value, x: Value, y: Value) -> Value:
         """Bytes of x where the mask holds, else of y."""
@@ -231,8 +235,14 @@ class Emitter:
 
     def dot4(self, total: Value, codes: Value, q: Value) -> Value:
         """total + the sum of the four products of each lane: codes are unsigned bytes, q signed bytes."""
-        if "avx512vnni" in self.features:
-            return self.call("llvm.x86.avx512.vpdpbusd.512", VECTOR, total, codes, q)
+        for feature, width, name in _DOTS:
+            if feature in self.features:
+                kind = ir.VectorType(I32, width)
+                parts = [
+                    self.call(name, kind, *(self.shuffle(v, v, range(i, i + width)) for v in (total, codes, q)))
+                    for i in range(0, WIDTH, width)
+                ]
+                return self.join(parts)
         # Two multiplications of 16-bit pairs, pmaddwd of x86.
         b, pairs, wide = self.b, ir.VectorType(I16, 2 * WIDTH), ir.VectorType(I32, 2 * WIDTH)
         eight = constant(pairs, 8)
@@ -296,6 +306,12 @@ class Emitter:
         table.initializer = ir.Constant(kind, entries)
         return table
 
+
+_DOTS: Final = (
+    ("avx512vnni", 16, "llvm.x86.avx512.vpdpbusd.512"),
+    ("avxvnni", 8, "llvm.x86.avx512.vpdpbusd.256"),
+)
+"""Instruction set, lanes of a vector and intrinsic of the dot product of bytes, widest first."""
 
 _SHUFFLES: Final = (
     ("avx512bw", 64, "llvm.x86.avx512.pshuf.b.512"),

@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -46,8 +47,6 @@ from strata.kernels.reference.quant import IQ4_VALUES, MXFP4_VALUES, grid
 CHUNK: Final = 256
 """Weights of a row in a chunk."""
 CODES, SCALES, OFFSETS, CHUNK_BYTES = 0, 4096, 5120, 6144
-
-_IQ3_XXS_VALUES = (4, 12, 20, 28, 36, 44, 52, 62)
 
 _BYTES = 0x01010101
 """A number times this has it in all four bytes of a lane."""
@@ -299,15 +298,65 @@ def _odd_scale(e: Emitter, d: Value, s: Value, divisor: int) -> Value:
     return _scaled(e, part, e.plus(e.left(s, 1), 1))
 
 
-def _table(e: Emitter, name: str) -> ir.GlobalVariable:
-    """The grid of a type as 32-bit words of four codes."""
-    return e.words_table(f"grid_{name}", lambda: grid(name).reshape(-1).view("<u4").tolist())
+def _words(e: Emitter, name: str, codes: npt.NDArray[np.int8]) -> ir.GlobalVariable:
+    """The codes of a grid as 32-bit words of four."""
+    return e.words_table(f"grid_{name}", lambda: codes.reshape(-1).view("<u4").tolist())
 
 
-def _pair_lookup(e: Emitter, table: ir.GlobalVariable, index: Value) -> list[Value]:
-    """Both words of an entry of eight codes."""
-    first = e.left(index, 1)
-    return [e.lookup(table, first), e.lookup(table, e.plus(first, 1))]
+def _numbers(e: Emitter, index: Value, high: Sequence[Value]) -> list[Value]:
+    """The numbers of four entries: the four bytes of a lane, and flags for the bits above."""
+    columns = [e.b.bitcast(e.b.zext(flag, BYTES), VECTOR) for flag in high]
+    return [
+        e.either(e.byte([index], i), *(e.left(e.byte([x], i), 8 + j) for j, x in enumerate(columns))) for i in range(4)
+    ]
+
+
+def _entries(e: Emitter, fields: npt.NDArray, width: int, index: Value, high: Sequence[Value]) -> Value:
+    """The bytes of four entries by byte tables: the fields of an entry (entries, 8 / width), lowest bits first."""
+    shifts = np.arange(0, 8, width)
+    masks = [e.b.icmp_signed("<", e.b.bitcast(index, BYTES), constant(BYTES, 0)), *high]
+    return e.table128((fields.astype(np.int64) << shifts).sum(1).tolist(), index, masks)
+
+
+def _grid4(e: Emitter, name: str, index: Value, high: Sequence[Value] = ()) -> list[Value]:
+    """Four columns: an entry of four codes for every byte of the lanes, `high` the bits of its number above 7.
+
+    With byte tables an entry is four nibbles in two bytes: numbers of the at most eight codes that occur.
+    """
+    codes = grid(name)
+    if BYTE_TABLES not in e.features:
+        return [e.lookup(_words(e, name, codes), n) for n in _numbers(e, index, high)]
+    values, fields = np.unique(codes, return_inverse=True)
+    small = values[-1] < 16
+    fields = codes if small else fields.reshape(codes.shape)
+    low, top = (_entries(e, fields[:, i : i + 2], 4, index, high) for i in (0, 2))
+    columns = []
+    for i in range(4):
+        order = [4 * r + i + half for r in range(WIDTH) for half in (0, 0, 4 * WIDTH, 4 * WIDTH)]
+        x = e.b.bitcast(e.shuffle(low, top, order), VECTOR)
+        nibbles = e.either(e.both(x, 0x000F000F), e.field(x, 4, 0x0F000F00))
+        columns.append(nibbles if small else e.table16(np.resize(values, 16), nibbles))
+    return columns
+
+
+def _grid8(e: Emitter, name: str, codes: npt.NDArray[np.int8], index: Value, high: Sequence[Value] = ()) -> list[Value]:
+    """Eight columns: an entry of eight codes for every byte of the lanes, `high` the bits of its number above 7.
+
+    With byte tables an entry is eight 2-bit numbers of the three codes that occur, in two bytes.
+    """
+    if BYTE_TABLES not in e.features:
+        table = _words(e, name, codes)
+        return [e.lookup(table, e.plus(e.left(n, 1), i)) for n in _numbers(e, index, high) for i in range(2)]
+    values, fields = np.unique(codes, return_inverse=True)
+    fields = fields.reshape(codes.shape)
+    parts = [e.b.bitcast(_entries(e, fields[:, i : i + 4], 2, index, high), VECTOR) for i in (0, 4)]
+    table = [values[max(n & 3, n >> 2) % 3] for n in range(16)]  # a number is in either half of a nibble
+    columns = []
+    for i in range(4):
+        for part in parts:
+            x = e.both(e.picked(part, [i] * 4), 0xC0300C03)
+            columns.append(e.table16(table, e.both(e.either(x, e.right(x, 4)), 0x0F * _BYTES)))
+    return columns
 
 
 def _parity(e: Emitter, x: Value) -> Value:
@@ -330,70 +379,49 @@ def _signed_codes(k: Block, block: Value, words: Sequence[Value], signs: Value) 
 
 
 def _iq2_xxs(k: Block) -> None:
-    e, d, table = k.e, k.half(0), _table(k.e, "IQ2_XXS")
+    e, d = k.e, k.half(0)
     with k.pairs() as pair:
         columns = k.columns(e.plus_i64(e.times(pair, 16), 2), 4)
         for odd in range(2):
             block = e.plus_i64(e.times(pair, 2), odd)
             index, rest = columns[2 * odd : 2 * odd + 2]
-            words = [w for i in range(4) for w in _pair_lookup(e, table, e.byte([index], i))]
-            _signed_codes(k, block, words, _sevens(e, rest))
+            _signed_codes(k, block, _grid8(e, "IQ2_XXS", grid("IQ2_XXS"), index), _sevens(e, rest))
             k.scale(block, _odd_scale(e, d, e.right(rest, 28), 8))
 
 
-def _iq2_xs(k: Block) -> None:
-    e, d, table = k.e, k.half(0), _table(k.e, "IQ2_XS")
-    scales = k.columns(66, 2)
+def _nibble_scales(k: Block, d: Value, scales: Sequence[Value]) -> None:
+    """Sixteen 4-bit scales."""
     for g in range(16):
-        k.scale(g, _odd_scale(e, d, e.both(e.right(e.byte(scales, g // 2), 4 * (g % 2)), 15), 8))
+        k.scale(g, _odd_scale(k.e, d, k.e.both(k.e.right(k.e.byte(scales, g // 2), 4 * (g % 2)), 15), 8))
+
+
+def _iq2_xs(k: Block) -> None:
+    e = k.e
+    _nibble_scales(k, k.half(0), k.columns(66, 2))
     with k.pairs() as pair:
         columns = k.columns(e.plus_i64(e.times(pair, 16), 2), 4)
         for odd in range(2):
-            mine = columns[2 * odd : 2 * odd + 2]
-            fields = [e.field(x, s, 0xFFFF) for x in mine for s in (0, 16)]
-            words = [w for x in fields for w in _pair_lookup(e, table, e.both(x, 511))]
-            signs = e.either(*(e.left(e.right(x, 9), 8 * i) for i, x in enumerate(fields)))
-            _signed_codes(k, e.plus_i64(e.times(pair, 2), odd), words, _parity(e, signs))
+            # Words 0, 1 and 2, 3 of nine bits of a number and seven signs, brought to bytes in the order 0, 2, 1, 3.
+            x, y = columns[2 * odd : 2 * odd + 2]
+            low, even = 0x00FF00FF, 0x00FE00FE
+            index = e.either(e.both(x, low), e.left(e.both(y, low), 8))
+            top = e.either(e.both(e.right(x, 8), low), e.both(y, low << 8))
+            found = _grid8(e, "IQ2_XS", grid("IQ2_XS"), index, [e.flags(top, range(4), [1] * 4)])
+            words = [found[2 * i + j] for i in (0, 2, 1, 3) for j in range(2)]
+            seven = e.picked(e.right(e.both(top, even | even << 8), 1), (0, 2, 1, 3))
+            _signed_codes(k, e.plus_i64(e.times(pair, 2), odd), words, _parity(e, seven))
 
 
 def _iq2_s(k: Block) -> None:
-    e, d, table = k.e, k.half(0), _table(k.e, "IQ2_S")
-    high, scales = k.columns(66, 2), k.columns(74, 2)
-    for g in range(16):
-        k.scale(g, _odd_scale(e, d, e.both(e.right(e.byte(scales, g // 2), 4 * (g % 2)), 15), 8))
-    for block in range(8):
-        (low,), (signs,) = k.columns(2 + 4 * block, 1), k.columns(34 + 4 * block, 1)
-        top = e.byte(high, block)
-        words = []
-        for i in range(4):
-            index = e.either(e.byte([low], i), e.left(e.both(e.right(top, 2 * i), 3), 8))
-            words += _pair_lookup(e, table, index)
-        _signed_codes(k, block, words, signs)
-
-
-def _grid4(e: Emitter, name: str, values: Sequence[int], index: Value, high: Value | None) -> list[Value]:
-    """The four columns of codes that the four bytes of a lane choose in a grid of four values; `high` the ninth bits.
-
-    With byte tables an entry is four nibbles in two bytes: codes below 16, or numbers of the `values` that occur.
-    """
-    if BYTE_TABLES not in e.features:
-        table = e.words_table(f"grid_{name}", lambda: grid(name).reshape(-1).view("<u4").tolist())
-        ninth = [constant(VECTOR, 0)] * 4
-        if high is not None:
-            bits = e.b.zext(high, BYTES)
-            ninth = [e.left(e.byte([e.b.bitcast(bits, VECTOR)], i), 8) for i in range(4)]
-        return [e.lookup(table, e.either(e.byte([index], i), ninth[i])) for i in range(4)]
-    number = np.searchsorted(values, grid(name)) if values else grid(name)
-    data = e.b.bitcast(index, BYTES)
-    masks = [e.b.icmp_signed("<", data, constant(BYTES, 0))] + ([] if high is None else [high])
-    low, top = (e.table128((number[:, i] | number[:, i + 1] << 4).tolist(), index, masks) for i in (0, 2))
-    columns = []
-    for i in range(4):
-        order = [4 * r + i + half for r in range(WIDTH) for half in (0, 0, 4 * WIDTH, 4 * WIDTH)]
-        x = e.b.bitcast(e.shuffle(low, top, order), VECTOR)
-        numbers = e.either(e.both(x, 0x000F000F), e.field(x, 4, 0x0F000F00))
-        columns.append(e.table16([*values, *[0] * (16 - len(values))], numbers) if values else numbers)
-    return columns
+    e = k.e
+    _nibble_scales(k, k.half(0), k.columns(74, 2))
+    with k.pairs() as pair:
+        low, signs = (k.columns(e.plus_i64(e.times(pair, 8), at), 2) for at in (2, 34))
+        both = k.words(e.plus_i64(e.times(pair, 2), 66))
+        for odd in range(2):
+            high = [e.flags(both, [odd] * 4, [1 << (2 * i + j) for i in range(4)]) for j in range(2)]
+            words = _grid8(e, "IQ2_S", grid("IQ2_S"), low[odd], high)
+            _signed_codes(k, e.plus_i64(e.times(pair, 2), odd), words, signs[odd])
 
 
 def _iq3_xxs(k: Block) -> None:
@@ -403,7 +431,7 @@ def _iq3_xxs(k: Block) -> None:
         rest = k.columns(e.plus_i64(e.times(pair, 8), 66), 2)
         for odd in range(2):
             block = e.plus_i64(e.times(pair, 2), odd)
-            words = [w for x in columns[2 * odd : 2 * odd + 2] for w in _grid4(e, "IQ3_XXS", _IQ3_XXS_VALUES, x, None)]
+            words = [w for x in columns[2 * odd : 2 * odd + 2] for w in _grid4(e, "IQ3_XXS", x)]
             _signed_codes(k, block, words, _sevens(e, rest[odd]))
             k.scale(block, _odd_scale(e, d, e.right(rest[odd], 28), 4))
 
@@ -417,40 +445,35 @@ def _iq3_s(k: Block) -> None:
         columns = k.columns(e.plus_i64(e.times(pair, 16), 2), 4)
         signs = k.columns(e.plus_i64(e.times(pair, 8), 74), 2)
         high = k.words(e.plus_i64(e.times(pair, 2), 66))
-        words = [w for i, x in enumerate(columns) for w in _grid4(e, "IQ3_S", (), x, e.bits(high, i))]
+        words = [w for i, x in enumerate(columns) for w in _grid4(e, "IQ3_S", x, [e.bits(high, i)])]
         for odd in range(2):
             _signed_codes(k, e.plus_i64(e.times(pair, 2), odd), words[8 * odd : 8 * odd + 8], signs[odd])
 
 
-def _with_delta(k: Block, block: Value, part: int, words: Sequence[Value], negative: Value) -> None:
-    """Eight codes 8 * grid +- 1: bit 0 of `negative` is the sign of the 1. The table holds 8 * grid + 8."""
+def _with_delta(k: Block, block: Value, index: Value, high: Sequence[Value], negative: Value) -> None:
+    """A block of codes 8 * grid +- 1: flags for the bits of an entry's number above 7 and for a negative 1."""
     e = k.e
-    twice = e.b.mul(e.both(negative, 1), constant(VECTOR, 2 * _BYTES))
-    delta = e.b.sub(constant(VECTOR, 121 * _BYTES), twice)
-    for i, x in enumerate(words):
-        k.code(block, 2 * part + i, e.b.add(x, delta))
-
-
-def _iq1_table(e: Emitter) -> ir.GlobalVariable:
-    return e.words_table("grid_IQ1", lambda: (8 * grid("IQ1_S") + 8).reshape(-1).view("<u4").tolist())
+    words = _grid8(e, "IQ1", 8 * grid("IQ1_S") + 8, index, high)
+    delta = e.b.select(negative, constant(BYTES, 119), constant(BYTES, 121))  # 128 - 8 -+ 1
+    for c, x in enumerate(words):
+        k.code(block, c, e.b.add(x, e.picked(e.b.bitcast(delta, VECTOR), [c // 2] * 4)))
 
 
 def _iq1_s(k: Block) -> None:
-    e, d, table = k.e, k.half(0), _iq1_table(k.e)
+    e, d = k.e, k.half(0)
     with k.pairs() as pair:
         low = k.columns(e.plus_i64(e.times(pair, 8), 2), 2)
         (both,) = k.columns(e.plus_i64(e.times(pair, 4), 34), 1)
         for odd in range(2):
-            block = e.plus_i64(e.times(pair, 2), odd)
-            high = e.field(both, 16 * odd, 0xFFFF)
-            for i in range(4):
-                index = e.either(e.byte([low[odd]], i), e.left(e.both(e.right(high, 3 * i), 7), 8))
-                _with_delta(k, block, i, _pair_lookup(e, table, index), e.right(high, 15))
-            k.scale(block, _odd_scale(e, d, e.both(e.right(high, 12), 7), 8))
+            block, at = e.plus_i64(e.times(pair, 2), odd), 2 * odd
+            places = [[3 * i + j for i in range(4)] for j in range(3)]
+            high = [e.flags(both, [at + p // 8 for p in bits], [1 << p % 8 for p in bits]) for bits in places]
+            _with_delta(k, block, low[odd], high, e.flags(both, [at + 1] * 4, [128] * 4))
+            k.scale(block, _odd_scale(e, d, e.field(both, 16 * odd + 12, 7), 8))
 
 
 def _iq1_m(k: Block) -> None:
-    e, table = k.e, _iq1_table(k.e)
+    e = k.e
     scales = k.columns(48, 2)
     fields = [e.field(x, s, 0xFFFF) for x in scales for s in (0, 16)]
     d = e.half_of(e.either(*(e.left(e.right(x, 12), 4 * i) for i, x in enumerate(fields))))
@@ -460,11 +483,9 @@ def _iq1_m(k: Block) -> None:
         low = k.columns(e.times(pair, 8), 2)
         (both,) = k.columns(e.plus_i64(e.times(pair, 4), 32), 1)
         for odd in range(2):
-            for i in range(4):
-                high = e.field(both, 16 * odd + 4 * i, 15)
-                index = e.either(e.byte([low[odd]], i), e.left(e.both(high, 7), 8))
-                block = e.plus_i64(e.times(pair, 2), odd)
-                _with_delta(k, block, i, _pair_lookup(e, table, index), e.right(high, 3))
+            nibbles = [2 * odd, 2 * odd, 2 * odd + 1, 2 * odd + 1]
+            high = [e.flags(both, nibbles, [1 << j, 16 << j] * 2) for j in range(4)]
+            _with_delta(k, e.plus_i64(e.times(pair, 2), odd), low[odd], high[:3], high[3])
 
 
 _BLOCKS: Final[dict[str, Callable[[Block], None]]] = {
@@ -497,7 +518,7 @@ def _unpack(typing_context, variant, rows, at, blocks, out):
     kind = BY_NAME[variant.facts["type"]]
 
     def codegen(context, builder, signature, arguments):
-        e = Emitter(builder, variant.facts["general"])
+        e = Emitter(builder, variant.facts["only"])
         table, start, count, buffer = arguments[1:]
         with e.repeat(builder.udiv(count, ir.Constant(WORD64, kind.block // 32))) as i:
             begin = e.plus_i64(start, e.times(i, kind.block_bytes))
@@ -511,6 +532,6 @@ def _entry(variant, rows, at, blocks, out):
     _unpack(variant, rows, at, blocks, out)
 
 
-def unpacker(kind: TensorType, general: bool = False) -> int:
-    """The address of the function that unpacks a chunk of this type; `general`: without any special instruction."""
-    return function(_entry, type=kind.name, general=general)
+def unpacker(kind: TensorType, only: str | None = None) -> int:
+    """The address of the function that unpacks a chunk of this type; `only`: see `Emitter`."""
+    return function(_entry, type=kind.name, only=only)

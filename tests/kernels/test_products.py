@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from strata.kernels.cpu import jobs, linear, product, quantize, unpack
+from strata.kernels.cpu import jobs, linear, product, quantize, simd, unpack
 from strata.kernels.cpu.linear import dequantize
 from strata.kernels.cpu.team import set_threads
 from strata.kernels.formats import BY_ID, TensorType, Weight
@@ -19,7 +19,8 @@ from strata.kernels.reference.quant import unpack as plain_unpack
 
 TYPES = list(BY_ID.values())
 QUANTISED = [t for t in TYPES if not t.is_float]
-SPECIAL = [t for t in TYPES if t.name in ("IQ4_NL", "IQ4_XS", "MXFP4", "IQ3_XXS", "IQ3_S")]
+PLAIN = [(t, "") for t in QUANTISED if t.name.startswith(("IQ", "MX"))]
+NARROW = [(BY_ID[20], "avx2"), (BY_ID[20], "ssse3")]
 SHAPES = [(1, 96), (3, 192), (17, 320), (33, 640), (17, 256), (3, 768), (20, 1024)]
 
 
@@ -64,27 +65,32 @@ def test_dequantised_rows_have_the_bits_of_the_reference(kind: TensorType, rando
     assert dequantize(w, rows[:0]).shape == (0, 768)
 
 
-@pytest.mark.parametrize("kind", SPECIAL, ids=by_name)
-def test_special_instructions_and_plain_code_unpack_the_same_bytes(kind: TensorType, random_weight):
+@pytest.mark.parametrize("kind, only", PLAIN + NARROW, ids=lambda v: v.name if isinstance(v, TensorType) else v)
+def test_code_for_other_processors_unpacks_the_same_bytes(kind: TensorType, only: str, random_weight):
+    if not set(only.split(",")) <= simd.features() | {""}:
+        only = ""  # this processor cannot run it
     w = random_weight(kind.name, 16, 256)
     table = w.data.ctypes.data + np.arange(16) * w.data.shape[1]
     chunks = []
-    for general in (False, True):
-        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int64] * 4)(unpack.unpacker(kind, general))
+    for allowed in (None, only):
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int64] * 4)(unpack.unpacker(kind, allowed))
         chunk = np.zeros(unpack.CHUNK_BYTES, np.uint8)
         function(None, table.ctypes.data, 0, 8, chunk.ctypes.data)
         chunks.append(chunk)
     assert same(*chunks)
-    codes = chunks[0][: unpack.SCALES].reshape(8, 8, 16, 4).transpose(2, 0, 1, 3).reshape(16, 256)
+    codes = chunks[1][: unpack.SCALES].reshape(8, 8, 16, 4).transpose(2, 0, 1, 3).reshape(16, 256)
     np.testing.assert_array_equal((codes ^ 0x80).view(np.int8), plain_unpack(kind, w.data)[0])
 
 
-def test_the_dot_instruction_and_plain_code_give_the_same_sums(random_weight):
+@pytest.mark.parametrize("only", ["", "avxvnni"])
+def test_code_for_other_processors_gives_the_same_sums(only: str, random_weight):
+    if "avx512vl" not in simd.features():
+        only = ""  # this processor may not have the narrow instruction
     w, x = random_weight("Q8_0", 37, 640), activations(6, 640)
     records, out = quantize.quantized(x, [w]), np.empty((6, 37), np.float32)
     inputs = product.Inputs(0, jobs.address(records))
     row = product.product_job(w, inputs, 0, 6, jobs.address(out))
-    row[jobs.FUNCTION] = jobs.function(product._blocks_entry, group=32, offset=False, general=True)
+    row[jobs.FUNCTION] = jobs.function(product._blocks_entry, group=32, offset=False, only=only)
     jobs.run([row], out.size)
     assert same(out, linear([w], x)[0])
 
