@@ -23,8 +23,10 @@ quantize   Blocks of ACT_BLOCK = 32 inputs: amax = max |x|; amax < 1e-30: d = 0 
 product    Quantised weight row times activation row (formats.py: code, scale, offset per group of `group`):
                acc = 0
                for each group g along the row, in order; b the activation block that holds g:
-                   acc = fma(float(sum_i code[i] * q[i]), scale[g] * d[b], acc)           # the int32 sum is exact
-                   if the type has offsets: acc = fma(float(sum_i q[i]), offset[g] * d[b], acc)
+                   acc = fma(float(sum_i code[i] * q[i]) * scale[g], d[b], acc)           # the int32 sum is exact
+                   if the type has offsets: acc = fma(float(sum_i q[i]) * offset[g], d[b], acc)
+           The weight's factor comes first: a scale has at most 18 significant bits, so a tensor-core tile whose int32
+           sums start at the bits of M = 12582912.0 gets float(sum) * scale as one fma(M + sum, scale, -M * scale).
            Float weight row: lanes(w[i] * x[i]) with w converted to float32 exactly.
 exp        n = round_half_even(x * 1.44269504), r = fma(-n, 0.693145751953125, x), r = fma(-n, 1.42860677e-6, r),
            p = EXP_POLY[0]; for c in EXP_POLY[1:]: p = fma(p, r, c); y = fma(p, r * r, r) + 1; times 2^n by exponent

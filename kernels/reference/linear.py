@@ -93,8 +93,8 @@ def _ordered_blocks(w: Weight, x: F32) -> F32:
         block = d[:, g * group // ACT_BLOCK, None]
         mine = q[:, part].astype(np.int32)
         dot = mine @ codes[:, part].astype(np.int32).T
-        acc = fma(dot.astype(np.float32), scales[None, :, g] * block, acc)
+        acc = fma(dot.astype(np.float32) * scales[None, :, g], block, acc)
         if offsets is not None:
             total = mine.sum(1, dtype=np.int32)[:, None]
-            acc = fma(total.astype(np.float32), offsets[None, :, g] * block, acc)
+            acc = fma(total.astype(np.float32) * offsets[None, :, g], block, acc)
     return acc

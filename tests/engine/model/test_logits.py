@@ -65,8 +65,8 @@ def test_quantised_greedy_text_is_that_of_the_same_weights_dequantised(sequences
 
 @pytest.mark.parametrize("name", QUANTISED)
 def test_eight_bit_activations_stay_as_near_as_those_of_llama_cpp(sequences, golden, name):
-    """Both round activations to eight bits, on Q8_0 in blocks of the same size: there the two distances are two draws
-    of one noise, so the bound is on the distance over all recorded logits of the file, with 5 % for the draw."""
+    """The distance of a file is the root mean square over all its recorded logits: both round activations to eight
+    bits, and the largest of a few thousand differences of two such roundings is a draw of noise."""
     hfdq, llama = golden(f"{name}-hfdq"), golden(f"{name}-llama")
     ours, theirs = [], []
     for prompt in QUANTISED_PROMPTS:
@@ -75,4 +75,4 @@ def test_eight_bit_activations_stay_as_near_as_those_of_llama_cpp(sequences, gol
         assert logits.argmax() == wanted.argmax(), prompt
         ours.append(logits - wanted)
         theirs.append(llama[f"{prompt}.last_logits"][-1] - wanted)
-    assert np.sqrt(np.mean(np.square(ours))) <= 1.05 * np.sqrt(np.mean(np.square(theirs)))
+    assert np.sqrt(np.mean(np.square(ours))) <= np.sqrt(np.mean(np.square(theirs)))
