@@ -31,7 +31,8 @@ def fingerprint() -> str:
     """Hash of everything that the machine code of a kernel depends on."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for source in [*sorted(here.glob("*.py")), here.parent / "ops.py", here.parent / "formats.py"]:
+    others = (here.parent / "ops.py", here.parent / "formats.py", here.parent / "reference" / "quant.py")
+    for source in (*sorted(here.glob("*.py")), *others):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     features = llvmlite.binding.get_host_cpu_features().flatten()
     for part in (numba.__version__, llvmlite.__version__, llvmlite.binding.get_host_cpu_name(), features):

@@ -89,33 +89,6 @@ def moe(w: Moe, x: F32, used: int) -> F32:
 
 @njit("int64(int32[::1], int64, int32[::1], int32[::1], int64[::1], int64[::1])", **JIT)
 def _sort(picked, used, rows, ranks, experts, counts):
-    """Picks in the order of their experts: the row of each place, the place of each pick, the experts that occur.
-
-    experts, counts: written in front, as many as the result says; both have room for every expert.
-    """
-    place = np.empty(len(counts), np.int64)
-    for e in range(len(counts)):
-        counts[e] = 0
-    for i in range(len(picked)):
-        counts[picked[i]] += 1
-    before, found = 0, 0
-    for e in range(len(counts)):
-        count = counts[e]
-        place[e] = before
-        before += count
-        if count:
-            experts[found], counts[found] = e, count
-            found += 1
-    for i in range(len(picked)):
-        e = picked[i]
-        rows[place[e]] = i // used
-        ranks[i] = place[e]
-        place[e] += 1
-    return found
-
-
-@njit("int64(int32[::1], int64, int32[::1], int32[::1], int64[::1], int64[::1])", **JIT)
-def _sort(picked, used, rows, ranks, experts, counts):
     """Picks in the order of their experts: the row of every place, the place of every pick, the experts that occur.
 
     experts, counts: room for every expert; written in front, as many as the result says.

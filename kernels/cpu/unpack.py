@@ -326,9 +326,9 @@ def _grid4(e: Emitter, name: str, index: Value, high: Sequence[Value] = ()) -> l
     codes = grid(name)
     if BYTE_TABLES not in e.features:
         return [e.lookup(_words(e, name, codes), n) for n in _numbers(e, index, high)]
-    values, fields = np.unique(codes, return_inverse=True)
+    values, numbers = np.unique(codes, return_inverse=True)
     small = values[-1] < 16
-    fields = codes if small else fields.reshape(codes.shape)
+    fields: npt.NDArray = codes if small else numbers.reshape(codes.shape)
     low, top = (_entries(e, fields[:, i : i + 2], 4, index, high) for i in (0, 2))
     columns = []
     for i in range(4):
