@@ -106,7 +106,7 @@ def _serve(pack: Pack, options: Options, out: int) -> int:
     _leave_on_signals(inbox)
     inbox.start()
     log(f"{pack.path.name}: ready on {options.n_threads} threads after {time.perf_counter() - begun:.2f} s")
-    server.greet(engine_info(options))
+    server.greet(engine_info(options, pack.spec.vocab))
     try:
         server.run()
     finally:

@@ -31,8 +31,8 @@ _NOTHING_HERE = (
 """Figures of parts that the host engine does not have: 0 is their true value."""
 
 
-def engine_info(options: Options) -> Info:
-    """Every key that INFO always has, with what is true on the host, and three of our own."""
+def engine_info(options: Options, vocab: int) -> Info:
+    """Every key that INFO always has, with what is true on the host, and a few of our own."""
     values: dict[str, InfoValue] = {"context": options.max_context, "kv": KV_FORMAT}
     values.update(dict.fromkeys(_NOTHING_HERE, 0))
     values.update(
@@ -43,6 +43,7 @@ def engine_info(options: Options) -> Info:
         spec_min_p=0.0,
         conversation_cache_similarity=0.0,
         tail_role_token=-1,
+        vocab=vocab,
         window_rows=1,
         prefill_chunk=options.prefill_chunk,
         device=options.device,

@@ -94,9 +94,11 @@ def _file(text: str) -> str:
 
 
 def _ids(text: str) -> tuple[int, ...]:
+    if text == "none":
+        return ()
     words = text.split(",")
     if len(words) > MAX_END_IDS or not all(word.isascii() and word.isdigit() and len(word) <= 10 for word in words):
-        raise ValueError(f"token ids separated by commas, at most {MAX_END_IDS}")
+        raise ValueError(f"token ids separated by commas, at most {MAX_END_IDS}, or none")
     return tuple(int(word) for word in words)
 
 
@@ -126,7 +128,13 @@ _WORKING: Final = (
         _switch,
         "speak the line protocol on stdin and stdout; without it the pack is checked and described",
     ),
-    _works(MODEL, "--eos-ids A,B,..", "the pack's", _ids, "token ids that end an answer"),
+    _works(
+        MODEL,
+        "--eos-ids A,B,.. or none",
+        "the pack's",
+        _ids,
+        "token ids that end an answer; none: every answer runs to its length (for measurements)",
+    ),
     _works(
         PROMPTS,
         "--max-context N",

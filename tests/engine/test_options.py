@@ -207,6 +207,7 @@ def test_end_tokens_are_the_packs_unless_others_are_given(packs):
     spec = open_pack(packs["odd-q8_0"]).spec
     assert fitted(parse(["--pack", "a"]), spec).eos_ids == spec.end_tokens
     assert fitted(parse(["--pack", "a", "--eos-ids", "7"]), spec).eos_ids == (7,)
+    assert fitted(parse(["--pack", "a", "--eos-ids", "none"]), spec).eos_ids == ()
 
 
 def test_a_reader_of_the_help_who_has_seen_enough_is_no_failure():
