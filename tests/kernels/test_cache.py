@@ -37,13 +37,13 @@ def test_a_changed_source_gets_a_directory_of_its_own(tmp_path: Path, monkeypatc
 
 def test_a_directory_that_can_be_written_is_used(tmp_path: Path, directory):
     wanted = tmp_path / "a" / "b"
-    assert cache.use(wanted) == wanted and wanted.is_dir() and numba.config.CACHE_DIR == str(wanted)
+    assert cache.use(wanted) == wanted and wanted.is_dir() and str(wanted) == numba.config.CACHE_DIR
 
 
 def test_a_directory_that_cannot_be_written_is_replaced_and_named_in_the_log(tmp_path: Path, directory, caplog):
     (tmp_path / "file").write_text("not a directory")
     with caplog.at_level(logging.WARNING):
         used = cache.use(tmp_path / "file" / "cache")
-    assert used.is_dir() and numba.config.CACHE_DIR == str(used)
+    assert used.is_dir() and str(used) == numba.config.CACHE_DIR
     assert str(tmp_path / "file" / "cache") in caplog.text and str(used) in caplog.text
     used.rmdir()
