@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PACK   := $(VENV)/packs/tiny-q8_0.gguf
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help serve test bench lint format soak gpu-test docs clean
+.PHONY: help serve test bench lint docs format soak gpu-test clean
 
 help:
 	@echo "make serve    start the server on http://127.0.0.1:$(PORT) with the small pack that the repository carries"
@@ -59,6 +59,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	MYPYPATH=$(VENV)/typing $(BIN)/mypy -p strata.protocol -p strata.kernels -p strata.engine -p strata.server -p strata.bench
 	PYTHONPATH=$(VENV)/typing $(BIN)/lint-imports
+
+docs: $(VENV)/.base
+	$(BIN)/python docs/generate.py
+	$(BIN)/strata-bench page
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -14,7 +14,7 @@ from typing import Final
 
 from strata.engine.pack.errors import PackError, shown
 from strata.engine.pack.metadata import Metadata
-from strata.kernels.ops import PAGE
+from strata.kernels.ops import MAX_TOP_K, PAGE
 
 ARCHITECTURE: Final = "qwen4exp"
 MAX_LAYERS: Final = 1024
@@ -194,7 +194,7 @@ class _Reader:
             gdn_head_dim=gdn_head_dim,
             gdn_kernel=self.integer("ssm.conv_kernel", 2, 64),
             experts=experts,
-            experts_used=self.integer("expert_used_count", 1, min(experts, 256)),
+            experts_used=self.integer("expert_used_count", 1, min(experts, MAX_TOP_K)),
             expert_width=self.integer("expert_feed_forward_length", 1, MAX_WIDTH),
             shared_width=self.integer("expert_shared_feed_forward_length", 1, MAX_WIDTH),
             ple=ple,
