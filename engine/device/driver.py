@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -78,6 +79,9 @@ class Driver(Protocol):
     def synchronize(self) -> None:
         """Until all queued work is done. Raises DeviceError when some of it failed."""
 
+    def seal(self) -> None:
+        """From now on an array operation that allocates beside `allocate` raises DeviceError."""
+
 
 class Uploader(Protocol):
     """Copies to the card beside the stream of the work."""
@@ -112,7 +116,6 @@ class CupyDriver:
             raise DeviceError(f"the card cannot be used: {error}; is another program using all of it?") from error
         self.name = str(properties["name"].decode(errors="replace"))
         self._stream.use()
-        self._cp.cuda.set_allocator(_refuse)
 
     def memory(self) -> tuple[int, int]:
         free, total = self._runtime.memGetInfo()
@@ -121,10 +124,10 @@ class CupyDriver:
     def allocate(self, n_bytes: int) -> Array:
         try:
             memory = self._cp.cuda.Memory(n_bytes)
-        except self._cp.cuda.memory.OutOfMemoryError:
+        except (self._runtime.CUDARuntimeError, self._cp.cuda.memory.OutOfMemoryError) as error:
             free, _ = self.memory()
             raise DeviceError(
-                f"the card has no {n_bytes / GIB:.2f} GiB in one piece; {free / GIB:.2f} GiB are free"
+                f"the card gives no {n_bytes / GIB:.2f} GiB in one piece, {free / GIB:.2f} GiB are free ({error})"
             ) from None
         return self._array(memory, n_bytes)
 
@@ -156,8 +159,11 @@ class CupyDriver:
         self._stream.begin_capture()
         try:
             work()
-        finally:
-            graph = self._stream.end_capture()  # also after an error: the stream must leave capture
+        except BaseException:
+            with suppress(self._runtime.CUDARuntimeError):  # the stream must leave capture; the first error counts
+                self._stream.end_capture()
+            raise
+        graph = self._stream.end_capture()
         graph.upload(self._stream)
         return _CupyGraph(graph, self._stream)
 
@@ -170,6 +176,10 @@ class CupyDriver:
             self._stream.synchronize()
         except self._runtime.CUDARuntimeError as error:
             raise DeviceError(f"work on the card failed: {error}") from error
+
+    def seal(self) -> None:
+        self._cp.get_default_memory_pool().free_all_blocks()
+        self._cp.cuda.set_allocator(_refuse)
 
     def _array(self, memory: Any, n_bytes: int) -> Array:
         return self._cp.ndarray((n_bytes,), np.uint8, self._cp.cuda.MemoryPointer(memory, 0))

@@ -1,0 +1,91 @@
+"""What the model asks of a device: where arrays lie, which kernels compute on them, how much memory there is.
+
+One model code serves every device. On the host arrays are NumPy arrays and most of this is the identity; on a card they
+are device arrays at fixed addresses, and what a forward pass makes is valid until the next one.
+
+Units    bytes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from strata.kernels.formats import Weight
+from strata.kernels.ops import Hyper, Kernels
+
+Array = Any
+"""An array on the device: NumPy on the host, CuPy on a card."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of a device: all of it, and what can be had now."""
+
+    total: int
+    free: int
+
+
+class Mirror(Protocol):
+    """A small host array and what kernels see of it. `update` after writing to `host`."""
+
+    host: npt.NDArray[np.int32]
+    array: Array
+
+    def update(self) -> None: ...
+
+
+class Device(Protocol):
+    """Where a stage runs.
+
+    sides    rows of recurrent state a slot has: 1 = it advances in place; 2 = a forward reads one row and writes the
+             other, so the state before it is still there
+    """
+
+    name: str
+    kernels: Kernels
+    sides: int
+
+    def memory(self) -> Memory: ...
+
+    def put(self, array: npt.NDArray[Any]) -> Array:
+        """A small array where kernels read it, for good."""
+
+    def weight(self, w: Weight) -> Weight:
+        """A matrix where kernels read it, for good. Its bytes may come later, with `load`."""
+
+    def table(self, w: Weight) -> Weight:
+        """A large matrix of which a token reads a few rows."""
+
+    def load(self) -> None:
+        """Bring the bytes of all weights that `weight` and `table` promised."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
+        """State, for good."""
+
+    def fill(self, array: Array, value: float) -> None:
+        """Set all elements of a C-contiguous array of state."""
+
+    def mirror(self, shape: tuple[int, ...], value: int) -> Mirror:
+        """A host array filled with a value, and its copy for kernels."""
+
+    def read(self, array: Array) -> npt.NDArray[Any]:
+        """A copy on the host; waits for all work before it."""
+
+    def begin(self) -> None:
+        """A forward pass begins: what the last one made is no longer valid."""
+
+    def turn(self) -> None:
+        """A block of a layer begins: what the block before the last one made is no longer valid."""
+
+    def embed(self, table: Weight, tokens: Array, streams: int) -> Array:
+        """Token ids (n,) -> residual (n, streams, H), all streams alike; valid for the whole pass."""
+
+    def mix(self, x: Array, hc: Hyper, eps: float, added: tuple[Array, Array] | None) -> tuple[Array, Array | None]:
+        """`Kernels.hyper_add` of the (beta, y) that the block before left, when there is one; then `hyper_mix`."""
+
+    def take(self, x: Array, rows: npt.NDArray[np.int64]) -> Array:
+        """Rows of an array."""
