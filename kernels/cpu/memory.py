@@ -1,8 +1,10 @@
 """Numbers in memory by address, for functions that work on tables of addresses. Nothing is checked.
 
-word, put_word    int64 at address + 8 * index           int32_at, byte_at     an int32 or uint8
-float_at, put_float   float32 at address + 4 * index     clear16, copy_floats  runs of float32
-prefetch          ask for the cache line of an address; never a fault
+word, put_word             int64 at address + 8 * index
+float_at, put_float        float32 at address + 4 * index
+int32_at, byte_at          an int32 at address + 4 * index, a uint8 at address + index
+clear_floats, copy_floats  runs of float32
+prefetch                   ask for the cache line of an address; never a fault
 """
 
 from __future__ import annotations
