@@ -78,6 +78,15 @@ class Workspace:
         self._peak = max(self._peak, self._used)
         return self._memory[begin : begin + wanted].view(kind).reshape(shape)
 
+    def upload(self, host: npt.NDArray[Any]) -> DeviceArray:
+        """An array with the contents of a host array, copied on the current stream. Raises OutOfWorkspace."""
+        array = self.array(host.shape, host.dtype)
+        if isinstance(array, np.ndarray):
+            array[...] = host
+        else:
+            array.set(np.ascontiguousarray(host))
+        return array
+
     def mark(self) -> int:
         """The place to come back to."""
         return self._used

@@ -24,6 +24,35 @@ DEVICE float warp_max(float v) {
     return v;
 }
 
+DEVICE u32 warp_max(u32 v) {
+#if ARCH >= 800
+    return __reduce_max_sync(ALL, v);
+#else
+#pragma unroll
+    for (int s = 16; s; s >>= 1) v = max(v, __shfl_xor_sync(ALL, v, s));
+    return v;
+#endif
+}
+
+DEVICE u32 warp_min(u32 v) {
+#if ARCH >= 800
+    return __reduce_min_sync(ALL, v);
+#else
+#pragma unroll
+    for (int s = 16; s; s >>= 1) v = min(v, __shfl_xor_sync(ALL, v, s));
+    return v;
+#endif
+}
+
+// A word that is ordered as the float is: 0 below everything, -0 like 0, NaN above everything.
+DEVICE u32 ordered(float x) {
+    if (x != x) return ALL;
+    const u32 bits = __float_as_uint(x + 0.0f);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+DEVICE float from_ordered(u32 key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
+
 // The last five folds of `lanes`; every lane gets the total. Exchanging both ways adds the same pairs.
 DEVICE float fold_warp(float p) {
 #pragma unroll

@@ -4,7 +4,7 @@
     kernel = emulator.load_kernel("norm.cu", "rms_norm")        # as `kernels.cuda.compile.load_kernel`
     kernel((rows,), (128,), (x, w, y, np.int32(n), ...), shared_mem=0)
 
-Arrays are NumPy arrays. `order` seeds the order of threads and blocks, 0 for the natural one. A kernel that would hang
+Arrays are NumPy arrays; one without dimensions is passed by value (a struct). `order` seeds the order of threads and blocks, 0 for the natural one. A kernel that would hang
 or shuffle across diverged lanes ends the process with a line that names the block.
 
 Cost   one g++ run a source and set of constants, kept in the folder; some 50 ns a thread and barrier
@@ -90,7 +90,9 @@ class Kernel:
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0) -> None:
         kept, pointers = [], (ctypes.c_void_p * len(args))()
         for i, argument in enumerate(args):
-            if isinstance(argument, np.ndarray):
+            if isinstance(argument, np.ndarray) and argument.ndim == 0:
+                value = argument.reshape(1)
+            elif isinstance(argument, np.ndarray):
                 if not argument.flags.c_contiguous:
                     raise ValueError(f"argument {i} is not contiguous: {argument.shape} {argument.strides}")
                 value = np.array([argument.ctypes.data], np.uint64)

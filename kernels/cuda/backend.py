@@ -1,0 +1,216 @@
+"""The CUDA backend: every operation of `kernels.ops` on CuPy arrays, and what a window wants besides.
+
+    kernels = CudaKernels(workspace)
+    mark = workspace.mark()
+    u, beta = kernels.hyper_mix(x, hc, eps)      # arrays of the workspace, valid until the mark is released
+    workspace.release(mark)
+
+Arguments and results are arrays on the device; state arrays are updated in place. Every launch goes to the current
+stream; no operation waits, allocates or reads an array on the host, so all of them can be captured in a graph and
+replayed with other contents in the same arrays (`sample` waits: it answers with a number; `sample_rows` does not).
+What varies between replays is therefore read on the device: tokens, positions, slots, segments, tables, settings. Their
+numbers are the caller's to check; the operations check shapes. The number of rows and segments belongs to the layout.
+
+Errors   ValueError for shapes, OutOfWorkspace, DeviceError; all before anything is launched for the argument at fault
+Cost     a few microseconds of host time a launch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from strata.kernels.check import require
+from strata.kernels.cuda import embed as embeds
+from strata.kernels.cuda import gdn as gdns
+from strata.kernels.cuda import hyper as hypers
+from strata.kernels.cuda import norm as norms_
+from strata.kernels.cuda import ple as ples
+from strata.kernels.cuda import product as products
+from strata.kernels.cuda import qsa as qsas
+from strata.kernels.cuda import route as routes
+from strata.kernels.cuda import sample as samples
+from strata.kernels.cuda.mixture import Bank, gate_times_up, mixture, stack_addresses
+from strata.kernels.cuda.workspace import DeviceArray, Workspace
+from strata.kernels.formats import Weight
+from strata.kernels.ops import AttentionPages, Gdn, Hyper, Moe, Norms, Ple, Rope, Sampling
+
+ROWS_AT_ONCE: Final = 8192
+ATTENTION_BYTES: Final = 256 << 20
+
+
+class CudaKernels:
+    """The operations on one card. Not for several threads at a time: they share the workspace.
+
+    rows_at_once     rows whose widest intermediates (2 * C*H floats a row) exist together; fewer need less workspace
+    attention_bytes  of the scores of many rows, in the workspace
+    """
+
+    def __init__(
+        self, workspace: Workspace, rows_at_once: int = ROWS_AT_ONCE, attention_bytes: int = ATTENTION_BYTES
+    ) -> None:
+        require(rows_at_once >= 1, f"rows_at_once must be at least 1, got {rows_at_once}")
+        self.workspace = workspace
+        self._rows_at_once = rows_at_once
+        self._limits = qsas.limits(workspace, attention_bytes)
+        self._banks: dict[int, tuple[Moe, tuple[Bank, Bank, Bank]]] = {}
+
+    @property
+    def bound(self) -> int | None:
+        """Positions of the rows to come are below it; None: as many as a page table holds. It sizes grids and scratch
+        of the attention, never results: a tighter bound is less work for a prompt, and a graph is for its bound."""
+        return self._limits.bound
+
+    @bound.setter
+    def bound(self, tokens: int | None) -> None:
+        require(tokens is None or tokens >= 1, f"bound must be at least 1, got {tokens}")
+        self._limits.bound = tokens
+
+    def set_threads(self, n: int) -> None:
+        """Accepted for the contract: the host computes nothing here."""
+        require(n >= 1, f"threads must be at least 1, got {n}")
+
+    def embed(self, table: Weight, tokens: DeviceArray, streams: int) -> DeviceArray:
+        """tokens int32 (n,) -> residual (n, streams, H), all streams alike."""
+        return embeds.embed(self.workspace, table, tokens, streams)
+
+    def dequantize(self, w: Weight, rows: DeviceArray) -> DeviceArray:
+        """`ops.Kernels.dequantize`."""
+        return products.dequantize(self.workspace, w, rows)
+
+    def linear(self, weights: Sequence[Weight], x: DeviceArray) -> list[DeviceArray]:
+        """`ops.Kernels.linear`."""
+        return products.linear(self.workspace, weights, x)
+
+    def rms_norm(self, x: DeviceArray, w: DeviceArray, eps: float) -> DeviceArray:
+        """`ops.Kernels.rms_norm`."""
+        return norms_.rms_norm(self.workspace, x, w, eps)
+
+    def hyper_mix(self, x: DeviceArray, hc: Hyper, eps: float) -> tuple[DeviceArray, DeviceArray | None]:
+        """`ops.Kernels.hyper_mix`."""
+        return hypers.hyper_mix(self.workspace, x, hc, eps, self._rows_at_once)
+
+    def hyper_add_mix(
+        self, x: DeviceArray, beta: DeviceArray, y: DeviceArray, hc: Hyper, eps: float
+    ) -> tuple[DeviceArray, DeviceArray | None]:
+        """`hyper_add`, then `hyper_mix`, in one pass over the streams less."""
+        return hypers.hyper_mix(self.workspace, x, hc, eps, self._rows_at_once, (beta, y))
+
+    def hyper_add(self, x: DeviceArray, beta: DeviceArray, y: DeviceArray) -> None:
+        """`ops.Kernels.hyper_add`."""
+        hypers.hyper_add(x, beta, y)
+
+    def gdn(
+        self,
+        w: Gdn,
+        p: DeviceArray,
+        z: DeviceArray,
+        b: DeviceArray,
+        a: DeviceArray,
+        segments: DeviceArray,
+        conv: DeviceArray,
+        state: DeviceArray,
+        eps: float,
+    ) -> DeviceArray:
+        """`ops.Kernels.gdn`."""
+        return gdns.gdn(self.workspace, w, p, z, b, a, segments, conv, state, eps)
+
+    def qsa_store(
+        self,
+        pages: AttentionPages,
+        tables: DeviceArray,
+        slots: DeviceArray,
+        positions: DeviceArray,
+        k: DeviceArray,
+        v: DeviceArray,
+        index_k: DeviceArray,
+        norms: Norms,
+        rope: Rope,
+        eps: float,
+    ) -> None:
+        """`ops.Kernels.qsa_store`. Keys and values may be float16 in the pages."""
+        qsas.qsa_store(pages, tables, slots, positions, k, v, index_k, norms, rope, eps)
+
+    def qsa_attend(
+        self,
+        pages: AttentionPages,
+        tables: DeviceArray,
+        slots: DeviceArray,
+        positions: DeviceArray,
+        q_gate: DeviceArray,
+        index_q: DeviceArray,
+        norms: Norms,
+        rope: Rope,
+        budget: int,
+        eps: float,
+    ) -> DeviceArray:
+        """`ops.Kernels.qsa_attend`."""
+        return qsas.qsa_attend(
+            self.workspace, self._limits, pages, tables, slots, positions, q_gate, index_q, norms, rope, budget, eps
+        )
+
+    def route(self, logits: DeviceArray, used: int) -> tuple[DeviceArray, DeviceArray]:
+        """`ops.Kernels.route`."""
+        return routes.route(self.workspace, logits, used)
+
+    def bind_experts(self, w: Moe) -> None:
+        """Put the addresses of a block's experts on the device, once, before its first `moe` is captured."""
+        if id(w) not in self._banks:
+            gate, up, down = (self._bank(stack) for stack in (w.gate, w.up, w.down))
+            self._banks[id(w)] = (w, (gate, up, down))
+
+    def _bank(self, w: Weight) -> Bank:
+        return Bank(w.type, w.rows, w.cols, _copied(stack_addresses(w), w.data))
+
+    def moe(self, w: Moe, x: DeviceArray, used: int) -> DeviceArray:
+        """`ops.Kernels.moe`. The scores and picks of the rows stay in the workspace beside the result."""
+        self.bind_experts(w)
+        gate, up, down = self._banks[id(w)][1]
+        ws = self.workspace
+        logits, shared_logits = products.linear(ws, [w.router, w.shared_router], x)
+        picked, weights = routes.route(ws, logits, used)
+        out = mixture(ws, gate, up, down, x, picked, weights)
+        with ws.scratch():
+            hidden, other = products.linear(ws, [w.shared_gate, w.shared_up], x)
+            gate_times_up(hidden, other)
+            products.linear(ws, [w.shared_down], hidden, join=shared_logits.reshape(-1), out=[out])
+        return out
+
+    def ple_rows(self, w: Ple, tokens: DeviceArray, segments: DeviceArray, history: DeviceArray) -> DeviceArray:
+        """`ops.Kernels.ple_rows`."""
+        return ples.ple_rows(self.workspace, w, tokens, segments, history)
+
+    def ple(
+        self, w: Ple, x: DeviceArray, rows: DeviceArray, segments: DeviceArray, conv: DeviceArray, eps: float
+    ) -> None:
+        """`ops.Kernels.ple`."""
+        ples.ple(self.workspace, w, x, rows, segments, conv, eps, self._rows_at_once)
+
+    def sample_rows(
+        self,
+        logits: DeviceArray,
+        settings: DeviceArray,
+        seeds: DeviceArray,
+        positions: DeviceArray,
+        recent: DeviceArray,
+        ahead: int = 0,
+        out: DeviceArray | None = None,
+    ) -> DeviceArray:
+        """`sample.sample_rows`: a token id for every row, on the device; -1 for a row whose logits are not finite."""
+        return samples.sample_rows(self.workspace, logits, settings, seeds, positions, recent, ahead, out)
+
+    def sample(self, logits: DeviceArray, recent: DeviceArray, how: Sampling, position: int) -> int:
+        """`ops.Kernels.sample`. Waits for the stream."""
+        return samples.sample(self.workspace, logits, recent, how, position)
+
+
+def _copied(host: npt.NDArray[Any], beside: DeviceArray) -> DeviceArray:
+    """A host array on the device of another array, outside of the workspace: it stays as long as the model."""
+    if isinstance(beside, np.ndarray):
+        return host
+    import cupy as cp
+
+    return cp.asarray(host)
