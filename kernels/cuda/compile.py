@@ -1,7 +1,7 @@
 """Sources of the CUDA kernels: put together, compiled for the card in use, kept.
 
-source_text(source, **constants)         the text of src/<source> with its includes in place and the constants as macros;
-                                         TYPE names a format of formats.cuh and brings its table
+source_text(source, **constants)         the text of src/<source> with its includes in place and the constants as
+                                         macros; TYPE names a format of formats.cuh and brings its table
 load_kernel(source, name, **constants)   the compiled function `name`, one for each set of constants. CuPy keeps the
                                          machine code on disk, so a second start does not compile
 
@@ -42,15 +42,16 @@ def source_text(source: str, **constants: int | str) -> str:
     seen: set[str] = set()
 
     def expand(name: str) -> str:
+        text = _text(name)
+
         def include(match: re.Match[str]) -> str:
             file = match.group(1)
             if file in seen:
-                return ""
+                return "\n"
             seen.add(file)
-            return expand(file)
+            return f'{expand(file)}\n#line {text[: match.end()].count(chr(10)) + 1} "{name}"\n'
 
-        text = _INCLUDE.sub(include, _text(name)).replace("#pragma once\n", "\n")
-        return f'#line 1 "{name}"\n{text}'
+        return f'#line 1 "{name}"\n' + _INCLUDE.sub(include, text).replace("#pragma once\n", "\n")
 
     defines = "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items()))
     return defines + tables.source(str(constants.get("TYPE", ""))) + expand(source)

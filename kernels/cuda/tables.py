@@ -38,4 +38,8 @@ def source(name: str) -> str:
         return "#define HAS_TABLE 0\n"
     words = table(name).reshape(-1)
     lines = (", ".join(f"0x{w:08X}u" for w in words[i : i + 12]) for i in range(0, len(words), 12))
-    return f"#define HAS_TABLE 1\n__device__ const __align__(8) unsigned int table_words[{len(words)}] = {{\n" + ",\n".join(lines) + "};\n"
+    return (
+        f"#define HAS_TABLE 1\n__device__ const __align__(8) unsigned int table_words[{len(words)}] = {{\n"
+        + ",\n".join(lines)
+        + "};\n"
+    )

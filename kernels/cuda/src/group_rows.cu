@@ -12,7 +12,6 @@
 KERNEL __launch_bounds__(1024) void group_rows(const int* ids, int pairs, int experts, int tile, int* order,
                                                               int4* tile_list, int* n_tiles) {
     __shared__ int count[MAX_EXPERTS], next[MAX_EXPERTS];
-    __shared__ int total, tiles;
     for (int e = threadIdx.x; e < experts; e += 1024) count[e] = 0;
     __syncthreads();
     for (int p = threadIdx.x; p < pairs; p += 1024)

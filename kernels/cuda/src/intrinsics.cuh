@@ -13,7 +13,9 @@ typedef signed char i8;
 #define PARAMETER const __grid_constant__
 
 // The compiler must have the value here: it may not move the computation down past a wait.
+#ifndef KEEP
 #define KEEP(x) asm volatile("" : "+f"(x))
+#endif
 
 // ------------------------------------------------------------------------------------------------------------- bits
 

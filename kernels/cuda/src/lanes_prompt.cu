@@ -4,13 +4,13 @@
 // of a block share 16 rows and 16 columns through the cache. The fold gives each lane one finished sum.
 //
 // Constants: TYPE (F32, F16, BF16), VEC (4 when cols % 4 == 0, else 1), MODE as in product_prompt.cu: DENSE, GATE_UP (4
-// rows of gate and 4 of up a warp), DOWN.
+// rows of gate and 4 of up a warp), PAIRS.
 #include "device.cuh"
 #include "lanes.cuh"
 
 #define DENSE 0
 #define GATE_UP 1
-#define DOWN 2
+#define PAIRS 2
 #define MATRICES 8
 
 enum { R = 8, C = 4, BM = 16, BN = 16, THREADS = 256, OWN = MODE == GATE_UP ? R / 2 : R };
@@ -30,7 +30,7 @@ struct Arguments {
     const int* order;    // pairs sorted by expert
     const int4* tile_list;  // (expert, first, count) of at most BN pairs
     const int* n_tiles;
-    int n, used, cols, row_tiles;
+    int n, divide, cols, row_tiles;  // the input of a pair is pair / divide
 };
 
 // v[32][4]: lane l gives its chains of 32 sums and gets the sum l, folded as `lanes` says.
@@ -79,7 +79,7 @@ KERNEL __launch_bounds__(THREADS, 1) void lanes_prompt(PARAMETER Arguments a) {
 #pragma unroll
     for (int c = 0; c < C; c++) {
         const int column = begin + min(column0 + c, count - 1);
-        const int input = MODE == DENSE ? column : MODE == GATE_UP ? a.order[column] / a.used : a.order[column];
+        const int input = MODE == DENSE ? column : a.order[column] / a.divide;
         x[c] = a.x + (long long)input * a.cols;
     }
     float p[R * C][4] = {};

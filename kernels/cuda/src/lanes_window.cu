@@ -4,7 +4,7 @@
 // 4 l + 3 of each sum, reads four neighbouring weights a load and folds at the end. Activations come through the cache.
 //
 // Constants: TYPE (F32, F16, BF16), INPUTS activation rows at once (1, 8), VEC (4 when cols % 4 == 0, else 1), WARPS, and
-// MODE as in product_window.cu: DENSE, GATE_UP, DOWN.
+// MODE as in product_window.cu: DENSE, GATE_UP, DOWN, PAIRS.
 #include "device.cuh"
 #include "lanes.cuh"
 #include "experts.cuh"
@@ -12,6 +12,7 @@
 #define DENSE 0
 #define GATE_UP 1
 #define DOWN 2
+#define PAIRS 3
 #define MATRICES 8
 #define COLUMNS 16
 #define AHEAD 8  // loads of a weight row under way
@@ -86,7 +87,7 @@ KERNEL __launch_bounds__(32 * WARPS) void lanes_window(PARAMETER Arguments a) {
 #pragma unroll
             for (int c = 0; c < INPUTS; c++) {
                 const int column = min(c0 + c, columns - 1);
-                const int input = MODE == DENSE ? column : MODE == GATE_UP ? lists.member(u, column) / a.used : lists.member(u, column);
+                const int input = MODE == DENSE ? column : lists.member(u, column) / (MODE == DOWN ? 1 : a.used);
                 x[c] = a.x + (long long)input * a.cols;
             }
             float low[INPUTS], high[INPUTS];
@@ -102,6 +103,8 @@ KERNEL __launch_bounds__(32 * WARPS) void lanes_window(PARAMETER Arguments a) {
                     *out = a.join ? fmaf(sigmoid_f32(a.join[column]), low[c], *out) : low[c];
                 } else if (MODE == GATE_UP) {
                     a.matrix[0].out[(long long)lists.member(u, column) * rows + row] = silu_f32(low[c]) * high[c];
+                } else if (MODE == PAIRS) {
+                    a.matrix[0].out[(long long)lists.member(u, column) * rows + row] = low[c];
                 } else {
                     y[(row - first_row) * pairs + lists.member(u, column)] = low[c];
                 }

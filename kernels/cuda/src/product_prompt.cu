@@ -8,14 +8,14 @@
 // Constants: TYPE a format, BM and BN (64, 128), BLOCKS of a multiprocessor, COPIES of the table, and MODE:
 //   DENSE    several matrices of one type with the same input; out (n, rows) each
 //   GATE_UP  experts by tile list: BM / 2 rows of gate and of up; out (pairs, rows) = silu(gate x) * (up x)
-//   DOWN     experts by tile list, the pairs' own inputs; out (pairs, rows)
+//   PAIRS    experts by tile list, one matrix; out (pairs, rows)
 // A tile list (group_rows.cu) has (expert, first, count) for each tile of at most BN pairs; pairs are sorted by expert.
 #include "device.cuh"
 #include "formats.cuh"
 
 #define DENSE 0
 #define GATE_UP 1
-#define DOWN 2
+#define PAIRS 2
 #define MATRICES 8
 
 struct Matrix {
@@ -35,7 +35,7 @@ struct Arguments {
     const int* order;    // pairs sorted by expert
     const int4* tile_list;
     const int* n_tiles;
-    int n, used, cols, row_tiles;
+    int n, divide, cols, row_tiles;  // the input of a pair is pair / divide
 };
 
 typedef TYPE F;
@@ -64,7 +64,7 @@ enum {
     NT = BN / WARPS_ACROSS / 8       // eights of columns of a warp
 };
 
-extern "C" __device__ const int shared_bytes = SHARED_BYTES;
+static_assert(SHARED_BYTES == SHARED, "plans.py asks for another size than this layout has");
 
 // What a block works on.
 struct Work {
@@ -279,7 +279,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     int* source = (int*)(shared + AT_SOURCE);
     for (int c = threadIdx.x; c < BN; c += THREADS) {
         const int column = w.begin + min(c, w.count - 1);
-        source[c] = MODE == DENSE ? column : MODE == GATE_UP ? a.order[column] / a.used : a.order[column];
+        source[c] = MODE == DENSE ? column : a.order[column] / a.divide;
     }
 #if HAS_TABLE
     enum { WORDS = F::LOOK == WORD ? 1 : 2 };

@@ -11,6 +11,7 @@
 //   DENSE    several matrices of one type with the same input; out (n, rows) each
 //   GATE_UP  experts: 8 rows of gate and 8 of up; out (pairs, rows) = silu(gate x) * (up x)
 //   DOWN     experts, the pairs' own inputs; out (n, rows) = weighted sum in rank order, from 0
+//   PAIRS    experts, one matrix; out (pairs, rows): for gate and up of different types
 // A pair is (row, rank); pairs of the same expert share its weights. An expert without an address is skipped; DOWN then
 // takes the pair's output from `given`.
 #include "device.cuh"
@@ -21,6 +22,7 @@
 #define DENSE 0
 #define GATE_UP 1
 #define DOWN 2
+#define PAIRS 3
 #define MATRICES 8
 
 struct Matrix {
@@ -242,6 +244,10 @@ DEVICE void finish(const Arguments& a, const float (&acc)[PART], const Tile& til
                 }
             } else if (MODE == GATE_UP) {
                 if (row < tile.rows) a.matrix[0].out[(long long)lists.member(tile.expert, column) * tile.rows + row] = silu_f32(low) * high;
+            } else if (MODE == PAIRS) {
+                float* out = a.matrix[0].out + (long long)lists.member(tile.expert, column) * tile.rows;
+                if (row < tile.rows) out[row] = low;
+                if (ROWS == 16 && row + 8 < tile.rows) out[row + 8] = high;
             } else {
                 y[lists.member(tile.expert, column) * ROWS + g] = low;
                 if (ROWS == 16) y[lists.member(tile.expert, column) * ROWS + g + 8] = high;
@@ -315,7 +321,7 @@ KERNEL __launch_bounds__(32 * WARPS) void product_window(PARAMETER Arguments a) 
         const int n = MODE == DENSE ? a.n : lists.count(tile.expert);
         auto input_row = [&](int column) {
             if (column >= n) column = n - 1;
-            return MODE == DENSE ? column : MODE == GATE_UP ? lists.member(tile.expert, column) / a.used : lists.member(tile.expert, column);
+            return MODE == DENSE ? column : lists.member(tile.expert, column) / (MODE == DOWN ? 1 : a.used);
         };
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {

@@ -1,6 +1,6 @@
 // `quantize` of ops.py for all rows of an input: int8 in the order of a format, scales, and sums where they are wanted.
 //
-// Constants: ORDER of formats.cuh, SUMS group of the sums (0 none, 16, 32). A thread takes eight inputs.
+// Constants: INPUT_ORDER of formats.cuh, SUMS group of the sums (0 none, 16, 32). A thread takes eight inputs.
 #include "device.cuh"
 #include "formats.cuh"
 #include "quantize.cuh"
@@ -13,7 +13,7 @@ KERNEL __launch_bounds__(256) void quantize(const float* x, u8* q, float* d, flo
     const Octet octet = quantize_octet(v);
     if (i >= total) return;
     const int u = (int)(i & 3);
-    store_octet<ORDER>(q + 8 * (i - u), u, octet);
+    store_octet<INPUT_ORDER>(q + 8 * (i - u), u, octet);
     if (u == 0) d[i >> 2] = octet.d;
     if (SUMS) store_sums<SUMS ? SUMS : 32>(sums + (i >> 2) * (32 / (SUMS ? SUMS : 32)), u, octet);
 }

@@ -1,0 +1,84 @@
+"""Arguments of the product kernels: one struct by value, laid out as the .cu files declare it.
+
+structure(fields...)   a NumPy dtype with C alignment         address(array)   device address, 0 for None
+run(...)               launch of a kernel that takes one struct
+
+Errors   those of the loader
+Cost     some microseconds of host time a launch; nothing when a graph is replayed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from strata.kernels.cuda.compile import Constants, load_kernel
+from strata.kernels.cuda.workspace import DeviceArray
+
+MATRICES: Final = 8
+"""Matrices of one launch."""
+
+_POINTER: Final = np.uint64
+_INT: Final = np.int32
+
+MATRIX: Final = np.dtype([("data", _POINTER), ("out", _POINTER), ("rows", _INT), ("last_tile", _INT)], align=True)
+
+
+def structure(pointers: Sequence[str], integers: Sequence[str]) -> np.dtype[Any]:
+    """Eight matrices, then pointers, then 32-bit integers: the Arguments of every product kernel."""
+    fields: list[Any] = [("matrix", MATRIX, MATRICES)]
+    fields += [(name, _POINTER) for name in pointers] + [(name, _INT) for name in integers]
+    return np.dtype(fields, align=True)
+
+
+WINDOW: Final = structure(
+    ("x", "q", "d", "sums", "join", "first", "second", "ids", "weights", "given"),
+    ("n", "used", "cols", "tiles", "ring", "stages", "at_scales", "at_sums", "at_lists", "at_mail", "at_grid",
+     "at_stages", "at_y", "input_pitch", "scale_pitch", "sum_pitch"),
+)  # fmt: skip
+PROMPT: Final = structure(
+    ("q", "d", "sums", "join", "first", "second", "order", "tile_list", "n_tiles"),
+    ("n", "divide", "cols", "row_tiles"),
+)
+LANES_WINDOW: Final = structure(
+    ("x", "join", "first", "second", "ids", "weights", "given"), ("n", "used", "cols", "tiles")
+)
+LANES_PROMPT: Final = structure(
+    ("x", "join", "first", "second", "order", "tile_list", "n_tiles"), ("n", "divide", "cols", "row_tiles")
+)
+
+
+def address(array: DeviceArray | None) -> int:
+    """Where an array begins on its device."""
+    if array is None:
+        return 0
+    if isinstance(array, np.ndarray):
+        return int(array.ctypes.data)
+    return int(array.data.ptr)
+
+
+def fill(kind: np.dtype[Any], **values: Any) -> np.ndarray:
+    """One struct; arrays are entered by their addresses."""
+    arguments = np.zeros((), kind)
+    for name, value in values.items():
+        arguments[name] = value if isinstance(value, int) else address(value)
+    return arguments
+
+
+def enter_matrices(arguments: np.ndarray, matrices: Sequence[tuple[int, DeviceArray, int]], rows_of_a_tile: int) -> int:
+    """Enter (address, output, rows) of each matrix; returns the tiles of all."""
+    tiles = 0
+    for i, (data, out, rows) in enumerate(matrices):
+        tiles += -(-rows // rows_of_a_tile)
+        arguments["matrix"][i] = (data, address(out), rows, tiles)
+    return tiles
+
+
+def run(source: str, constants: Constants, blocks: int, threads: int, arguments: np.ndarray, shared: int = 0) -> None:
+    """Queue the kernel of src/`source`.cu on the current stream."""
+    kernel = load_kernel(f"{source}.cu", source, **constants)
+    if shared > kernel.max_dynamic_shared_size_bytes:
+        kernel.max_dynamic_shared_size_bytes = shared
+    kernel((blocks,), (threads,), (arguments,), shared_mem=shared)

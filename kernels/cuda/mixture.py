@@ -1,0 +1,267 @@
+"""The experts of a mixture on a card: gate, up and down products of the picked experts, joined in rank order.
+
+A `Bank` is a stack of expert matrices by address: expert e's bytes lie at addresses[e], in device memory or in host
+memory that the card reads, so moving an expert changes one entry. Address 0: the expert is not there; its pairs (row,
+rank) are skipped and their outputs taken from `given`.
+
+mixture(...)   x (n, H), ids and weights (n, used) -> (n, H) = sum over ranks, in order, of weight * down(silu(gate x) *
+               (up x)), acc = fma(weight, y, acc) from 0
+
+Errors   ValueError naming the argument, the wanted and the given
+Cost     a window reads each picked expert once for all rows; a prompt sorts the pairs by expert once and runs one
+         launch a product over all experts. Scratch of a prompt: used * (I + H) floats a row, and the int8 of the inputs
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from strata.kernels.check import check, require
+from strata.kernels.cuda import card as cards
+from strata.kernels.cuda import plans
+from strata.kernels.cuda.arguments import (
+    LANES_PROMPT,
+    LANES_WINDOW,
+    PROMPT,
+    WINDOW,
+    address,
+    enter_matrices,
+    fill,
+    run,
+)
+from strata.kernels.cuda.compile import load_kernel
+from strata.kernels.cuda.plans import DOWN, GATE_UP, PAIRS, UNTUNED, WINDOW_ROWS, Tuning
+from strata.kernels.cuda.product import (
+    LANES_TILE,
+    LANES_WARPS,
+    QuantizedInputs,
+    check_address,
+    lanes_constants,
+    layout,
+    vector_width,
+    window_inputs,
+)
+from strata.kernels.cuda.workspace import DeviceArray, Workspace
+from strata.kernels.formats import TensorType, Weight
+
+MAX_EXPERTS: Final = 2048
+"""Experts that group_rows.cu counts in shared memory."""
+_THREADS: Final = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bank:
+    """Expert matrices of one type: (rows, cols) each, uint64 addresses (experts,) on the device."""
+
+    type: TensorType
+    rows: int
+    cols: int
+    addresses: DeviceArray
+
+    @property
+    def experts(self) -> int:
+        return int(self.addresses.shape[0])
+
+
+def stack_addresses(w: Weight) -> np.ndarray:
+    """Addresses of the experts of a stack that lies on the device in one piece, uint64 (experts,) on the host."""
+    require(len(w.shape) == 3, f"a stack of experts has 3 dimensions, got {w.shape}")
+    check_address(w.type, address(w.data))
+    step = w.rows * w.type.row_bytes(w.cols)
+    return np.uint64(address(w.data)) + np.arange(w.experts, dtype=np.uint64) * np.uint64(step)
+
+
+def mixture(
+    workspace: Workspace,
+    gate: Bank,
+    up: Bank,
+    down: Bank,
+    x: DeviceArray,
+    ids: DeviceArray,
+    weights: DeviceArray,
+    given: DeviceArray | None = None,
+    tuning: Tuning = UNTUNED,
+) -> DeviceArray:
+    """The weighted sum of the picked experts' outputs. given (n * used, H): outputs of the pairs whose expert is not
+    there, null when all are. ids outside 0 .. experts - 1 are taken from `given` too; a window allows only -1."""
+    size = check(x=(x, "n H", np.float32), ids=(ids, "n used", np.int32), weights=(weights, "n used", np.float32))
+    n, width, used = size["n"], size["H"], size["used"]
+    shapes = (gate.cols, up.cols, up.rows, down.cols, down.rows)
+    require(
+        shapes == (width, width, gate.rows, gate.rows, width),
+        f"experts must map {width} to I to {width}, got gate {gate.rows, gate.cols}, up {up.rows, up.cols}, "
+        f"down {down.rows, down.cols}",
+    )
+    if given is not None:
+        check(given=(given, f"{n * used} {width}", np.float32))
+    require(n <= WINDOW_ROWS or given is None, "given is for windows: the experts of a prompt are all computed here")
+    out = workspace.array((n, width))
+    if n:
+        with workspace.scratch():
+            part = _Part(workspace, x, ids, weights, out, used, tuning)
+            if n <= WINDOW_ROWS:
+                part.window(gate, up, down, given)
+            else:
+                part.prompt(gate, up, down)
+    return out
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """Rows that go through together."""
+
+    workspace: Workspace
+    x: DeviceArray
+    ids: DeviceArray
+    weights: DeviceArray
+    out: DeviceArray
+    used: int
+    tuning: Tuning
+
+    @property
+    def pairs(self) -> int:
+        return len(self.x) * self.used
+
+    # ------------------------------------------------------------------------------------------------------ windows
+
+    def window(self, gate: Bank, up: Bank, down: Bank, given: DeviceArray | None) -> None:
+        """All rows at once, or halves when the card's shared memory does not hold their pairs."""
+        n = len(self.x)
+        try:
+            self._plan(gate, GATE_UP if gate.type is up.type else PAIRS)
+            self._plan(down, DOWN)
+        except ValueError:
+            if n == 1:
+                raise
+            for rows in (slice(0, n // 2), slice(n // 2, n)):
+                pairs = slice(rows.start * self.used, rows.stop * self.used)
+                own = (a[rows] for a in (self.x, self.ids, self.weights, self.out))
+                part = _Part(self.workspace, *own, self.used, self.tuning)
+                part.window(gate, up, down, None if given is None else given[pairs])
+            return
+        with self.workspace.scratch():
+            hidden = self.workspace.array((self.pairs, gate.rows))
+            if gate.type is up.type:
+                self._window_product(gate, GATE_UP, self.x, hidden, second=up.addresses)
+            else:
+                other = self.workspace.array(hidden.shape)
+                self._window_product(gate, PAIRS, self.x, hidden)
+                self._window_product(up, PAIRS, self.x, other)
+                gate_times_up(hidden, other)
+            self._window_product(down, DOWN, hidden, self.out, weights=self.weights, given=given)
+
+    def _plan(self, bank: Bank, mode: str) -> plans.WindowPlan | None:
+        if bank.type.is_float:
+            return None
+        n = len(self.x)
+        return plans.window_plan(
+            cards.card(), bank.type, mode, (bank.rows,), bank.cols, n, self.used, tuning=self.tuning
+        )
+
+    def _window_product(self, bank: Bank, mode: str, x: DeviceArray, out: DeviceArray, **more: Any) -> None:
+        plan, n = self._plan(bank, mode), len(self.x)
+        common = {"first": bank.addresses, "ids": self.ids, "n": n, "used": self.used, "cols": bank.cols, **more}
+        matrix = [(0, out, bank.rows)]
+        if plan is None:
+            arguments = fill(LANES_WINDOW, x=x, tiles=bank.rows, **common)
+            enter_matrices(arguments, matrix, 1)
+            cardinal = cards.card().multiprocessors
+            blocks = min(cardinal, -(-bank.rows // 2)) if mode == DOWN else 2 * cardinal
+            shared = 4 * (1 + self.pairs * (4 + WINDOW_ROWS))
+            if mode == DOWN:
+                shared += 4 * -(-bank.rows // blocks) * self.pairs
+            constants = lanes_constants(bank.type, bank.cols, mode, n)
+            run("lanes_window", constants, blocks, 32 * LANES_WARPS, arguments, shared)
+            return
+        with self.workspace.scratch():
+            arguments = fill(WINDOW, **window_inputs(self.workspace, x, bank.type), **layout(plan), **common)
+            enter_matrices(arguments, matrix, plan.rows)
+            run("product_window", plan.constants(bank.type, mode), plan.blocks, 32 * plan.warps, arguments, plan.shared)
+
+    # ------------------------------------------------------------------------------------------------------ prompts
+
+    def prompt(self, gate: Bank, up: Bank, down: Bank) -> None:
+        """Pairs sorted by expert, then a launch a product."""
+        groups: dict[int, tuple[DeviceArray, ...]] = {}
+        inputs = QuantizedInputs(self.workspace, self.x)
+        hidden = self.workspace.array((self.pairs, gate.rows))
+        if gate.type is up.type:
+            self._prompt_product(gate, GATE_UP, self.x, inputs, hidden, groups, second=up.addresses)
+        else:
+            other = self.workspace.array(hidden.shape)
+            self._prompt_product(gate, PAIRS, self.x, inputs, hidden, groups)
+            self._prompt_product(up, PAIRS, self.x, inputs, other, groups)
+            gate_times_up(hidden, other)
+        outputs = self.workspace.array((self.pairs, down.rows))
+        own = QuantizedInputs(self.workspace, hidden)
+        self._prompt_product(down, PAIRS, hidden, own, outputs, groups)
+        join_pairs(outputs, self.weights, self.out)
+
+    def _prompt_product(
+        self,
+        bank: Bank,
+        mode: str,
+        x: DeviceArray,
+        inputs: QuantizedInputs,
+        out: DeviceArray,
+        groups: dict[int, tuple[DeviceArray, ...]],
+        second: DeviceArray | None = None,
+    ) -> None:
+        kind = bank.type
+        plan = None if kind.is_float else plans.prompt_plan(cards.card(), kind)
+        columns, rows = (LANES_TILE, LANES_TILE) if plan is None else (plan.tile_columns, plan.tile_rows)
+        if columns not in groups:
+            groups[columns] = group_rows(self.workspace, self.ids, bank.experts, columns)
+        order, tile_list, n_tiles = groups[columns]
+        common = {
+            "first": bank.addresses, "second": second, "order": order, "tile_list": tile_list, "n_tiles": n_tiles,
+            "n": self.pairs, "divide": self.pairs // len(x), "cols": bank.cols,
+        }  # fmt: skip
+        if plan is None:
+            arguments = fill(LANES_PROMPT, x=x, **common)
+        else:
+            made = inputs.of(kind)
+            arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, **common)
+        tiles = enter_matrices(arguments, [(0, out, bank.rows)], rows // 2 if mode == GATE_UP else rows)
+        arguments["row_tiles"] = tiles
+        blocks = tiles * len(tile_list)
+        if plan is None:
+            constants: dict[str, int | str] = {"TYPE": kind.name, "MODE": mode, "VEC": vector_width(bank.cols)}
+            run("lanes_prompt", constants, blocks, _THREADS, arguments)
+        else:
+            run("product_prompt", plan.constants(kind, mode), blocks, _THREADS, arguments, plan.shared)
+
+
+def group_rows(workspace: Workspace, ids: DeviceArray, experts: int, tile: int) -> tuple[DeviceArray, ...]:
+    """ids (n, used) -> pairs by expert (n * used,), tiles (most, 4) of at most `tile` pairs, their number (1,)."""
+    require(experts <= MAX_EXPERTS, f"a prompt can use up to {MAX_EXPERTS} experts a layer, got {experts}")
+    pairs = ids.size
+    order = workspace.array((pairs,), np.int32)
+    tile_list = workspace.array((pairs // tile + min(experts, pairs), 4), np.int32)
+    n_tiles = workspace.array((1,), np.int32)
+    kernel = load_kernel("group_rows.cu", "group_rows")
+    pointers = [np.uint64(address(a)) for a in (ids, order, tile_list, n_tiles)]
+    arguments = (pointers[0], np.int32(pairs), np.int32(experts), np.int32(tile), *pointers[1:])
+    kernel((1,), (1024,), arguments, shared_mem=0)
+    return order, tile_list, n_tiles
+
+
+def gate_times_up(gate: DeviceArray, up: DeviceArray) -> None:
+    """gate = silu(gate) * up, in place."""
+    kernel = load_kernel("gate_times_up.cu", "gate_times_up")
+    n = gate.size
+    kernel((-(-n // 256),), (256,), (np.uint64(address(gate)), np.uint64(address(up)), np.int64(n)), shared_mem=0)
+
+
+def join_pairs(outputs: DeviceArray, weights: DeviceArray, out: DeviceArray) -> None:
+    """outputs (n * used, H), weights (n, used) -> out (n, H), in rank order."""
+    rows = out.shape[1]
+    require(rows % 4 == 0, f"the experts' width must be a multiple of 4, got {rows}")
+    threads = out.size // 4
+    kernel = load_kernel("join_pairs.cu", "join_pairs")
+    pointers = [np.uint64(address(a)) for a in (outputs, weights, out)]
+    arguments = (*pointers, np.int32(weights.shape[1]), np.int32(rows), np.int64(threads))
+    kernel((-(-threads // 256),), (256,), arguments, shared_mem=0)

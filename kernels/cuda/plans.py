@@ -1,0 +1,256 @@
+"""How a product is cut for a card: constants of the kernels, shared memory, blocks. Pure functions of sizes.
+
+window_plan(...)   product_window.cu for 1 to 16 rows          prompt_plan(...)   product_prompt.cu
+
+No plan changes a bit of the result: an output's sum has the order of the row, whoever computes it.
+Errors   ValueError when a product does not fit the card's shared memory, with the sizes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from strata.kernels.cuda.card import Card
+from strata.kernels.cuda.tables import GRID_OF, table
+from strata.kernels.formats import TensorType
+
+DENSE: Final = "DENSE"
+GATE_UP: Final = "GATE_UP"
+DOWN: Final = "DOWN"
+PAIRS: Final = "PAIRS"
+
+WINDOW_ROWS: Final = 16
+"""Most rows of a window."""
+CHUNK: Final = 256
+"""Columns that are unpacked together."""
+STATIC: Final = 256
+"""Bytes for the shared variables that a window kernel declares itself."""
+STEP: Final = 128
+"""Columns of a step of a prompt tile."""
+ACTIVATION_BLOCK: Final = 32
+
+ORDERS: Final = {"Q2_0": "EVEN_ODD"} | dict.fromkeys(("IQ2_XXS", "IQ3_XXS", "IQ3_S", "IQ1_S"), "EIGHT")
+"""Orders of formats.cuh other than NATIVE, by type."""
+HALF_LOOKUPS: Final = ("IQ2_XS", "IQ2_S", "IQ1_M")
+"""Types that read half an entry of their table at a time."""
+
+
+def order(kind: TensorType) -> str:
+    """The order in which activations must be stored for a type."""
+    return ORDERS.get(kind.name, "NATIVE")
+
+
+def _round(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+def _table_bytes(kind: TensorType) -> int:
+    return table(kind.name).nbytes if kind.name in GRID_OF else 0
+
+
+def _chunk_pitch(kind: TensorType) -> int:
+    """Bytes of a raw row in a stage: a chunk at any alignment, rounded to an odd number of 16s."""
+    return ((CHUNK // kind.block * kind.block_bytes + 15 + 4 + 15) // 16 | 1) * 16
+
+
+def _copies(kind: TensorType, room: int) -> int:
+    """Copies of the type's table side by side: one a lane keeps lookups out of each other's banks, if there is room."""
+    size = _table_bytes(kind)
+    if not size:
+        return 1
+    copies = 32 if table(kind.name).ndim == 1 or table(kind.name).shape[1] == 1 else 16
+    while copies > 1 and copies * size > room:
+        copies //= 2
+    return copies
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlan:
+    """rows of a tile · eights of activation rows · warps of a block · warps of a ring · stages of a warp · copies of
+    the table · blocks · pitches and byte offsets of the parts of shared memory, and its size."""
+
+    rows: int
+    eights: int
+    warps: int
+    ring: int
+    stages: int
+    copies: int
+    blocks: int
+    tiles: int
+    input_pitch: int
+    scale_pitch: int
+    sum_pitch: int
+    at_scales: int
+    at_sums: int
+    at_lists: int
+    at_mail: int
+    at_grid: int
+    at_stages: int
+    at_y: int
+    shared: int
+
+    def constants(self, kind: TensorType, mode: str) -> dict[str, int | str]:
+        """Macros of product_window.cu."""
+        return {
+            "TYPE": kind.name,
+            "MODE": mode,
+            "ROWS": self.rows,
+            "NT": self.eights,
+            "WARPS": self.warps,
+            "COPIES": self.copies,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What may be set from outside, by the bench: None leaves it to the plan."""
+
+    rows: int | None = None
+    warps: int | None = None
+    ring: int | None = None
+    stages: int | None = None
+    table_room: int | None = None
+
+
+UNTUNED: Final = Tuning()
+
+
+def _scale_pitch(blocks: int) -> int:
+    """Floats of a row of scales: whole chunks, and 4 past a multiple of 16, so that the four lanes of a quad, which
+    read every other row, meet different banks."""
+    pitch = _round(blocks, CHUNK // ACTIVATION_BLOCK)
+    return pitch + (4 - pitch) % 16
+
+
+@lru_cache(maxsize=4096)
+def window_plan(
+    card: Card,
+    kind: TensorType,
+    mode: str,
+    matrix_rows: tuple[int, ...],
+    cols: int,
+    n: int,
+    used: int = 0,
+    tuning: Tuning = UNTUNED,
+) -> WindowPlan:
+    """A plan for n rows; matrix_rows: rows of each matrix, or of an expert. Raises ValueError when nothing fits."""
+    eights = 1 if n <= 8 else 2
+    for warps in (tuning.warps,) if tuning.warps else (16, 8, 4) if eights == 1 else (8, 4):
+        for stages in (tuning.stages,) if tuning.stages else (4, 3, 2) if card.arch >= 80 else (2, 1):
+            plan = _window_layout(card, kind, mode, matrix_rows, cols, n, used, warps, stages, tuning)
+            if plan.shared <= card.shared_block - STATIC:
+                return plan
+    raise ValueError(
+        f"{n} rows of {cols} inputs with {kind.name} take {plan.shared} bytes of shared memory, "
+        f"the card gives a block {card.shared_block}; send fewer rows"
+    )
+
+
+def _window_layout(
+    card: Card,
+    kind: TensorType,
+    mode: str,
+    matrix_rows: tuple[int, ...],
+    cols: int,
+    n: int,
+    used: int,
+    warps: int,
+    stages: int,
+    tuning: Tuning,
+) -> WindowPlan:
+    eights = 1 if n <= 8 else 2
+    rows = 16 if mode == GATE_UP else tuning.rows or 8
+    own = 8 if mode == GATE_UP else rows  # rows of a matrix in a tile
+    tiles = sum(-(-r // own) for r in matrix_rows)
+    chunks = -(-cols // CHUNK)
+    pairs = n * used
+    work = tiles * (1 if mode == DENSE else min(pairs, 8 * used))
+    ring = 1
+    if mode != DOWN:
+        while ring < warps and 2 * ring <= chunks and ring * work < card.multiprocessors * warps:
+            ring *= 2
+    ring = min(tuning.ring or ring, warps)
+    blocks = min(card.multiprocessors, tiles if mode == DOWN else -(-work * ring // warps))
+    inputs = pairs if mode == DOWN else n
+    room = tuning.table_room or (64 << 10 if card.shared_block >= 160 << 10 else 16 << 10)
+    copies = _copies(kind, room)
+
+    input_pitch = cols + (ACTIVATION_BLOCK - cols) % 128
+    scale_pitch = _scale_pitch(cols // ACTIVATION_BLOCK)
+    groups = cols // kind.group
+    sum_pitch = groups + (4 - groups) % 32 if kind.has_offset else 0
+    sizes = {
+        "inputs": inputs * input_pitch,
+        "scales": inputs * scale_pitch * 4,
+        "sums": inputs * sum_pitch * 4,
+        "lists": (1 + pairs * (4 + 8 * eights)) * 4 if pairs else 0,
+        "mail": warps * 32 * (rows // 8 * 2 * eights) * 4 if ring > 1 else 0,
+        "grid": _table_bytes(kind) * copies,
+        "stages": warps * stages * rows * _chunk_pitch(kind),
+        "y": -(-tiles // max(blocks, 1)) * pairs * rows * 4 if mode == DOWN else 0,
+    }
+    at, begin = {}, 0
+    for name, size in sizes.items():
+        at[name] = begin
+        begin += _round(size, 128)
+    return WindowPlan(
+        rows, eights, warps, ring, stages, copies, max(blocks, 1), tiles, input_pitch, scale_pitch, sum_pitch,
+        at["scales"], at["sums"], at["lists"], at["mail"], at["grid"], at["stages"], at["y"], begin,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPlan:
+    """Weight rows and columns of a tile · blocks of a multiprocessor · copies of the table · bytes of shared memory."""
+
+    tile_rows: int
+    tile_columns: int
+    blocks: int
+    copies: int
+    shared: int
+
+    def constants(self, kind: TensorType, mode: str) -> dict[str, int | str]:
+        """Macros of product_prompt.cu; SHARED is checked there against its own layout."""
+        return {
+            "TYPE": kind.name,
+            "MODE": mode,
+            "BM": self.tile_rows,
+            "BN": self.tile_columns,
+            "BLOCKS": self.blocks,
+            "COPIES": self.copies,
+            "SHARED": self.shared,
+        }
+
+
+def _prompt_shared(kind: TensorType, tile_rows: int, tile_columns: int, copies: int) -> int:
+    """The layout of product_prompt.cu."""
+    groups = STEP // kind.group
+    offsets = kind.has_offset
+    return (
+        tile_rows * _chunk_pitch(kind)
+        + tile_rows * STEP
+        + 2 * tile_columns * (STEP + 32)
+        + groups * (tile_rows + 4) * (12 if offsets else 8)
+        + 2 * (STEP // ACTIVATION_BLOCK) * tile_columns * 4
+        + (2 * groups * tile_columns * 4 if offsets else 0)
+        + tile_columns * 4
+        + _table_bytes(kind) * copies
+    )
+
+
+PROMPT_TILES: Final = ((128, 128, 2), (128, 64, 2), (128, 128, 1), (128, 64, 1), (64, 64, 1))
+"""Tiles by preference: two blocks a multiprocessor overlap the unpacking of one with the products of the other."""
+
+
+@lru_cache(maxsize=1024)
+def prompt_plan(card: Card, kind: TensorType, tile: tuple[int, int, int] | None = None) -> PromptPlan:
+    """The first tile of PROMPT_TILES that fits. Raises ValueError when none does."""
+    for tile_rows, tile_columns, blocks in (tile,) if tile else PROMPT_TILES:
+        limit = min(card.shared_block, card.shared_multiprocessor // blocks - 1024)
+        bare = PromptPlan(tile_rows, tile_columns, blocks, 1, _prompt_shared(kind, tile_rows, tile_columns, 1))
+        if bare.shared <= limit:
+            copies = min(8, _copies(kind, limit - bare.shared + _table_bytes(kind)))
+            return replace(bare, copies=copies, shared=_prompt_shared(kind, tile_rows, tile_columns, copies))
+    raise ValueError(f"no prompt tile of {kind.name} fits the card's {card.shared_block} bytes of shared memory")

@@ -1,0 +1,255 @@
+"""Products with the weights of a file on a card. Contracts: `ops.Kernels.linear`, `ops.Kernels.dequantize`.
+
+linear         several matrices with one input; up to 16 rows as a window (weights are read once), more as a prompt
+dequantize     rows of a matrix as float32
+quantize       rows of activations as the products want them
+
+A weight on the card is a `formats.Weight` whose data is a device array: the file's bytes, unchanged. Its memory must be
+readable up to the next address that is a multiple of 16; a float weight must begin at such an address.
+
+Shapes   x (n, cols) float32, C-contiguous, at an address that is a multiple of 16 -> (n, rows) of each matrix
+Errors   ValueError naming the argument, the wanted and the given
+Cost     a window reads every weight byte once; a prompt unpacks a tile of weights once for up to 128 rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from strata.kernels.check import check, require
+from strata.kernels.cuda import card as cards
+from strata.kernels.cuda import plans
+from strata.kernels.cuda.arguments import (
+    LANES_PROMPT,
+    LANES_WINDOW,
+    MATRICES,
+    PROMPT,
+    WINDOW,
+    address,
+    enter_matrices,
+    fill,
+    run,
+)
+from strata.kernels.cuda.compile import load_kernel
+from strata.kernels.cuda.plans import CHUNK, DENSE, UNTUNED, WINDOW_ROWS, Tuning
+from strata.kernels.cuda.workspace import DeviceArray, Workspace
+from strata.kernels.formats import TensorType, Weight
+from strata.kernels.ops import ACT_BLOCK
+
+QUANTIZE_APART: Final = 1 << 16
+"""Inputs of a window from which they are quantised by a kernel of their own instead of by every block again."""
+
+LANES_WARPS: Final = 8
+LANES_TILE: Final = 16
+"""Rows, and columns, of a block's tile in lanes_prompt.cu."""
+_PROMPT_THREADS: Final = 256
+_OCTET: Final = 8
+_ALIGNMENT: Final = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantized:
+    """Activations as int8 in the order of a type: q (n, cols), d (n, cols / 32), sums (n, cols / group) or None."""
+
+    q: DeviceArray
+    d: DeviceArray
+    sums: DeviceArray | None
+
+
+def quantize(workspace: Workspace, x: DeviceArray, kind: TensorType) -> Quantized:
+    """`quantize` of ops.py for a weight of this type."""
+    n, cols = x.shape
+    group = kind.group if kind.has_offset else 0
+    q = workspace.array((n, cols), np.uint8)
+    d = workspace.array((n, cols // ACT_BLOCK))
+    sums = workspace.array((n, cols // group)) if group else None
+    octets = n * cols // _OCTET
+    kernel = load_kernel("quantize.cu", "quantize", INPUT_ORDER=plans.order(kind), SUMS=group)
+    pointers = (np.uint64(address(a)) for a in (x, q, d, sums))
+    kernel((-(-octets // 256),), (256,), (*pointers, np.int64(octets)), shared_mem=0)
+    return Quantized(q, d, sums)
+
+
+class QuantizedInputs:
+    """The quantised forms of one input, each made when first wanted."""
+
+    def __init__(self, workspace: Workspace, x: DeviceArray) -> None:
+        self._workspace = workspace
+        self._x = x
+        self._made: dict[tuple[str, int], Quantized] = {}
+
+    def of(self, kind: TensorType) -> Quantized:
+        """As a type wants it."""
+        key = plans.order(kind), kind.group if kind.has_offset else 0
+        if key not in self._made:
+            self._made[key] = quantize(self._workspace, self._x, kind)
+        return self._made[key]
+
+
+def linear(
+    workspace: Workspace,
+    weights: Sequence[Weight],
+    x: DeviceArray,
+    join: DeviceArray | None = None,
+    out: Sequence[DeviceArray] | None = None,
+    tuning: Tuning = UNTUNED,
+) -> list[DeviceArray]:
+    """Several matrices with one input: x (n, cols) -> [(n, rows_i)].
+
+    `out`: where to write, instead of new arrays. `join` (n,) float32, together with `out`: a result y is not written
+    but joined, out = fma(sigmoid(join[row]), y, out).
+    """
+    n = _check(weights, x)
+    outs = list(out) if out is not None else [workspace.array((n, w.rows)) for w in weights]
+    require(join is None or out is not None, "join needs out")
+    require(len(outs) == len(weights), f"out must have {len(weights)} arrays, got {len(outs)}")
+    for i, (w, o) in enumerate(zip(weights, outs, strict=True)):
+        check(**{f"out{i}": (o, f"{n} {w.rows}", np.float32)})
+    if join is not None:
+        check(join=(join, f"{n}", np.float32))
+    if n == 0:
+        return outs
+    with workspace.scratch():
+        inputs = QuantizedInputs(workspace, x)
+        for group, results in _launches(weights, outs):
+            if n > WINDOW_ROWS:
+                _prompt(group, results, x, inputs, join)
+            else:
+                _window(workspace, group, results, x, join, tuning)
+    return outs
+
+
+def _check(weights: Sequence[Weight], x: DeviceArray) -> int:
+    size = check(x=(x, "n cols", np.float32))
+    require(address(x) % _ALIGNMENT == 0, "x must begin at a multiple of 16 bytes")
+    for w in weights:
+        fits = len(w.shape) == 2 and w.cols == size["cols"]
+        require(fits, f"a weight for x {x.shape} must be (rows, {size['cols']}), got {w.shape}")
+        check_address(w.type, address(w.data))
+    return size["n"]
+
+
+def check_address(kind: TensorType, at: int) -> None:
+    """A weight must begin where its kernel can read it."""
+    wanted = _ALIGNMENT if kind.is_float else 4
+    require(at % wanted == 0, f"a {kind.name} weight must begin at a multiple of {wanted} bytes, got {at:#x}")
+
+
+def _launches(
+    weights: Sequence[Weight], outs: Sequence[DeviceArray]
+) -> Iterator[tuple[list[Weight], list[DeviceArray]]]:
+    """Matrices of one type together, at most MATRICES a launch."""
+    for name in dict.fromkeys(w.type.name for w in weights):
+        same = [i for i, w in enumerate(weights) if w.type.name == name]
+        for begin in range(0, len(same), MATRICES):
+            part = same[begin : begin + MATRICES]
+            yield [weights[i] for i in part], [outs[i] for i in part]
+
+
+def _matrices(weights: Sequence[Weight], outs: Sequence[DeviceArray]) -> list[tuple[int, DeviceArray, int]]:
+    return [(address(w.data), o, w.rows) for w, o in zip(weights, outs, strict=True)]
+
+
+def vector_width(cols: int) -> int:
+    """Columns that the kernels for float weights read at once."""
+    return 4 if cols % 4 == 0 else 1
+
+
+def _window(
+    workspace: Workspace,
+    weights: Sequence[Weight],
+    outs: Sequence[DeviceArray],
+    x: DeviceArray,
+    join: DeviceArray | None,
+    tuning: Tuning,
+) -> None:
+    """Up to 16 rows with matrices of one type; in parts when the card's shared memory does not hold the rows."""
+    kind, (n, cols) = weights[0].type, x.shape
+    if kind.is_float:
+        arguments = fill(LANES_WINDOW, x=x, join=join, n=n, cols=cols)
+        rows = enter_matrices(arguments, _matrices(weights, outs), 1)
+        arguments["tiles"] = rows
+        constants = lanes_constants(kind, cols, DENSE, n)
+        blocks = min(-(-rows // LANES_WARPS), 2 * cards.card().multiprocessors)
+        run("lanes_window", constants, blocks, 32 * LANES_WARPS, arguments)
+        return
+    try:
+        plan = plans.window_plan(cards.card(), kind, DENSE, tuple(w.rows for w in weights), cols, n, tuning=tuning)
+    except ValueError:
+        if n == 1:
+            raise
+        for part in (slice(0, n // 2), slice(n // 2, n)):
+            _window(workspace, weights, [o[part] for o in outs], x[part], None if join is None else join[part], tuning)
+        return
+    arguments = fill(WINDOW, **window_inputs(workspace, x, kind), join=join, n=n, cols=cols, **layout(plan))
+    enter_matrices(arguments, _matrices(weights, outs), plan.rows)
+    run("product_window", plan.constants(kind, DENSE), plan.blocks, 32 * plan.warps, arguments, plan.shared)
+
+
+def lanes_constants(kind: TensorType, cols: int, mode: str, columns: int) -> dict[str, int | str]:
+    """Macros of lanes_window.cu; `columns`: activation rows that share a weight row, at most."""
+    inputs = 1 if columns == 1 else 8
+    return {"TYPE": kind.name, "MODE": mode, "INPUTS": inputs, "VEC": vector_width(cols), "WARPS": LANES_WARPS}
+
+
+def window_inputs(workspace: Workspace, x: DeviceArray, kind: TensorType) -> dict[str, DeviceArray | None]:
+    """A window's inputs: as they are, or quantised when there are many. Takes scratch that the caller gives back."""
+    if x.size < QUANTIZE_APART:
+        return {"x": x}
+    made = quantize(workspace, x, kind)
+    return {"q": made.q, "d": made.d, "sums": made.sums}
+
+
+def layout(plan: plans.WindowPlan) -> dict[str, int]:
+    """A plan's numbers as product_window.cu wants them."""
+    names = set(WINDOW.names or ()) & set(plans.WindowPlan.__slots__)
+    return {name: getattr(plan, name) for name in names}
+
+
+def _prompt(
+    weights: Sequence[Weight],
+    outs: Sequence[DeviceArray],
+    x: DeviceArray,
+    inputs: QuantizedInputs,
+    join: DeviceArray | None,
+) -> None:
+    """Many rows with matrices of one type."""
+    kind, (n, cols) = weights[0].type, x.shape
+    matrices = _matrices(weights, outs)
+    if kind.is_float:
+        arguments = fill(LANES_PROMPT, x=x, join=join, n=n, divide=1, cols=cols)
+        tiles = enter_matrices(arguments, matrices, LANES_TILE)
+        arguments["row_tiles"] = tiles
+        constants: dict[str, int | str] = {"TYPE": kind.name, "MODE": DENSE, "VEC": vector_width(cols)}
+        run("lanes_prompt", constants, tiles * -(-n // LANES_TILE), _PROMPT_THREADS, arguments)
+        return
+    plan = plans.prompt_plan(cards.card(), kind)
+    made = inputs.of(kind)
+    arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, join=join, n=n, divide=1, cols=cols)
+    tiles = enter_matrices(arguments, matrices, plan.tile_rows)
+    arguments["row_tiles"] = tiles
+    blocks = tiles * -(-n // plan.tile_columns)
+    run("product_prompt", plan.constants(kind, DENSE), blocks, _PROMPT_THREADS, arguments, plan.shared)
+
+
+def dequantize(workspace: Workspace, w: Weight, rows: DeviceArray) -> DeviceArray:
+    """Rows of a matrix as float32, code * scale + offset in one fma: rows int64 (n,) -> (n, cols).
+
+    The numbers in `rows` are on the device and the caller's to check.
+    """
+    size = check(rows=(rows, "n", np.int64))
+    require(len(w.shape) == 2, f"dequantize wants a matrix, got {w.shape}")
+    check_address(w.type, address(w.data))
+    n = size["n"]
+    out = workspace.array((n, w.cols))
+    source = "float_rows" if w.type.is_float else "dequantize"
+    items = n * -(-w.cols // CHUNK)
+    if items:
+        kernel = load_kernel(f"{source}.cu", source, TYPE=w.type.name)
+        pointers = (np.uint64(address(a)) for a in (w.data, rows, out))
+        kernel((-(-items // 8),), (256,), (*pointers, np.int32(n), np.int32(w.cols)), shared_mem=0)
+    return out

@@ -1,0 +1,105 @@
+"""The product kernels on the host's emulator of a card: the bits of the written order, whatever the launch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from strata.kernels.cuda import product
+from strata.kernels.cuda.plans import Tuning
+from strata.kernels.formats import BY_NAME
+from strata.kernels.reference.linear import dequantize
+
+WINDOWS = [
+    ("Q6_K", 21, 768, 3, Tuning(ring=2)),
+    ("Q8_0", 19, 352, 1, Tuning()),
+    ("IQ3_S", 40, 512, 9, Tuning(ring=4)),
+    ("Q2_K", 33, 512, 8, Tuning(rows=16, ring=2, stages=2)),
+]
+
+
+@pytest.mark.parametrize("name, rows, cols, n, tuning", WINDOWS, ids=str)
+def test_a_window_has_the_bits_of_the_written_order(host, random_weight, name, rows, cols, n, tuning):
+    host.check_linear([random_weight(name, rows, cols)], n, tuning=tuning)
+
+
+@pytest.mark.parametrize("name, rows, cols, n", [("Q5_1", 140, 288, 17), ("IQ2_S", 20, 512, 19)])
+def test_a_prompt_has_the_bits_of_the_written_order(host, random_weight, name, rows, cols, n):
+    host.check_linear([random_weight(name, rows, cols)], n)
+
+
+@pytest.mark.parametrize("cols, n", [(260, 1), (261, 3), (1100, 9), (516, 18), (131, 17)])
+def test_float_weights_are_summed_in_lanes(host, random_weight, cols, n):
+    host.check_linear([random_weight("BF16", 9, cols), random_weight("F32", 20, cols)], n)
+
+
+def test_matrices_of_several_types_with_one_input_do_not_mix_up_their_outputs(host, random_weight):
+    names = ("Q8_0", "F32", "Q8_0", "Q4_K", "F32")
+    weights = [random_weight(name, 5 + 6 * i, 256, seed=i) for i, name in enumerate(names)]
+    for n in (2, 17):
+        host.check_linear(weights, n)
+
+
+def test_the_order_in_which_threads_run_changes_nothing(host, host_loader, random_weight):
+    w = random_weight("Q6_K", 40, 1280)
+    for order in (1, 2):
+        host_loader.emulator.order = order
+        host.check_linear([w], 2, tuning=Tuning(ring=4, stages=2))
+        host.check_linear([w], 17)
+
+
+def test_rows_that_do_not_fit_shared_memory_are_computed_in_parts(host, random_weight, monkeypatch):
+    from strata.kernels.cuda import card
+
+    small = card.Card(75, 2, 32 << 10, 32 << 10)
+    monkeypatch.setattr(card, "card", lambda: small)
+    host.check_linear([random_weight("Q8_0", 17, 2048)], 15, tuning=Tuning(warps=4, stages=2))
+
+
+MIXTURES = [
+    (("IQ3_S", "IQ3_S", "IQ4_NL"), 96, 512, 5, 3, 6, (2,)),
+    (("Q4_K", "Q6_K", "Q8_0"), 64, 256, 3, 2, 4, ()),
+    (("BF16", "BF16", "BF16"), 40, 132, 4, 3, 5, (1, 3)),
+    (("IQ3_S", "IQ3_S", "IQ4_NL"), 96, 512, 21, 3, 6, ()),
+    (("Q4_K", "Q6_K", "Q8_0"), 64, 256, 19, 2, 4, ()),
+    (("BF16", "BF16", "BF16"), 40, 132, 18, 3, 5, ()),
+]
+
+
+@pytest.mark.parametrize("types, inner, width, n, used, experts, missing", MIXTURES, ids=str)
+def test_a_mixture_has_the_bits_of_its_experts_joined_in_rank_order(
+    host, random_weight, types, inner, width, n, used, experts, missing
+):
+    shapes = ((inner, width), (inner, width), (width, inner))
+    stacks = [random_weight(t, *s, experts=experts, seed=i) for i, (t, s) in enumerate(zip(types, shapes, strict=True))]
+    host.check_mixture(tuple(stacks), n, used, missing)
+
+
+@pytest.mark.parametrize("n", [3, 18])
+def test_a_joined_result_is_added_behind_its_gate(host, written, random_weight, n):
+    rng = np.random.default_rng(n)
+    w = random_weight("Q8_0", 20, 64)
+    x, before, gate = (rng.standard_normal(s).astype(np.float32) for s in ((n, 64), (n, 20), (n,)))
+    (y,) = host.linear([w], x)
+    out, arrays = host.upload(before), [host.upload(a) for a in (x, gate)]
+    product.linear(host.workspace(), [host.weight(w)], arrays[0], join=arrays[1], out=[out])
+    want = written.fma(written.sigmoid(gate)[:, None], y, before)
+    np.testing.assert_array_equal(host.download(out), want)
+
+
+@pytest.mark.parametrize("name", ["Q2_0", "IQ1_M", "Q5_K", "F16"])
+def test_dequantised_rows_have_the_bits_of_the_reference(host, random_weight, name):
+    w = random_weight(name, 12, 512 if BY_NAME[name].block == 256 else 320)
+    rows = np.array([3, 0, 11, 3], np.int64)
+    got = product.dequantize(host.workspace(), host.weight(w), host.upload(rows))
+    np.testing.assert_array_equal(host.download(got), dequantize(w, rows))
+
+
+def test_arguments_that_do_not_fit_are_refused_before_a_launch(host, random_weight):
+    w = host.weight(random_weight("Q8_0", 4, 64))
+    with pytest.raises(ValueError, match=r"must be \(rows, 96\), got \(4, 64\)"):
+        product.linear(host.workspace(), [w], host.upload(np.zeros((2, 96), np.float32)))
+    with pytest.raises(ValueError, match="join needs out"):
+        product.linear(host.workspace(), [w], host.upload(np.zeros((2, 64), np.float32)), join=np.zeros(2, np.float32))
+    with pytest.raises(ValueError, match="x must begin at a multiple of 16 bytes"):
+        product.linear(host.workspace(), [w], host.upload(np.zeros(132, np.float32))[1:129].reshape(2, 64))
