@@ -36,8 +36,9 @@ FINISHED, BUSY, AWAKE = 32, 48, 64
 MOST_THREADS: Final = 256
 PATIENCE: Final = 1 << 13
 """Turns without work before a thread sleeps."""
-_POLITE: Final = 1 << 10
-"""Turns of waiting for the last tasks before the caller offers its processor to others."""
+_POLITE: Final = 1 << 6
+"""Turns of waiting between two offers of the processor to others: a thread that is woken may have been put on the
+processor of the caller, who cannot go on while it waits for work."""
 _LEFT: Final = (1 << 32) - 1
 
 _WORD: Final = ir.IntType(64)
@@ -144,6 +145,15 @@ def _take_part(thread, operation):
             _add_one(FINISHED)
 
 
+@njit("void(int64)", **JIT)
+def _wait(turn):
+    """One turn of a waiting loop."""
+    if turn % _POLITE == 0:
+        _offer()
+    else:
+        _rest()
+
+
 @njit("void(int64, int64)", **JIT)
 def _serve(thread, patience):
     """Take part in one operation after the other until there has been none for a while."""
@@ -152,7 +162,7 @@ def _serve(thread, patience):
         operation = _read(TICKET) >> 32
         if operation == known:
             turns += 1
-            _rest()
+            _wait(turns)
         else:
             _take_part(thread, operation)
             known, turns = operation, 0
@@ -180,10 +190,7 @@ def spread(function, arguments, tasks, threads):
     turns = 0
     while _read(FINISHED) < tasks:
         turns += 1
-        if turns < _POLITE:
-            _rest()
-        else:
-            _offer()
+        _wait(turns)
     _write(BUSY, 0)
 
 
