@@ -64,14 +64,31 @@ def _sum_rows(builder: Any, d: Any, sums: Any, row: Row) -> list[Any]:
     return [_tree(builder, [builder.load(place) for place in column]) for column in places]
 
 
-def _step(module: ir.Module) -> ir.Function:
-    """void(source, source stride, tile, target, target stride, q, k, v, d, decay, beta, out)."""
-    arguments = [POINTER, INDEX, POINTER, POINTER, INDEX, POINTER, POINTER, POINTER, INDEX, FLOAT, FLOAT, POINTER]
-    function = vector.internal_function(module, "delta_step", ir.VoidType(), arguments)
+def _step(module: ir.Module, asks: bool) -> ir.Function:
+    """void(source, source stride, tile, target, target stride, q, k, v, d, decay, beta, out, ahead).
+
+    `asks`: the function asks for d * TILE floats from `ahead` on, a row's share at every row.
+    """
+    arguments = [
+        POINTER,
+        INDEX,
+        POINTER,
+        POINTER,
+        INDEX,
+        POINTER,
+        POINTER,
+        POINTER,
+        INDEX,
+        FLOAT,
+        FLOAT,
+        POINTER,
+        POINTER,
+    ]
+    function = vector.internal_function(module, f"delta_step_{asks}", ir.VoidType(), arguments)
     if function.blocks:
         return function
     function.attributes.add("noinline")
-    source, read_stride, tile, target, write_stride, q, k, v, d, decay, beta, out = function.args
+    source, read_stride, tile, target, write_stride, q, k, v, d, decay, beta, out, ahead = function.args
     builder: Any = ir.IRBuilder(function.append_basic_block())
     sums = cgutils.alloca_once(builder, ir.ArrayType(VECTOR, GDN_GROUPS * _VECTORS))
     factor, strength = vector.splat(builder, decay), vector.splat(builder, beta)
@@ -84,6 +101,8 @@ def _step(module: ir.Module) -> ir.Function:
         values = [builder.fmul(vector.load(builder, at(source, i, read_stride, c)), factor) for c in columns]
         for c, value in zip(columns, values, strict=True):
             vector.store(builder, value, at(tile, i, constant(TILE), c))
+            if asks:
+                vector.prefetch(builder, at(ahead, i, constant(TILE), c))
         return values, vector.load_splat(builder, move(builder, k, i))
 
     known = _sum_rows(builder, d, sums, decay_row)
@@ -123,8 +142,13 @@ def delta_step(
     beta,
     out,
     o_at,
+    ahead,
 ):
-    """One token, TILE columns. Positions (`_at`) in elements; q, k and v lie in one array; o is written to `out`."""
+    """One token, TILE columns. Positions (`_at`) in elements; q, k and v lie in one array; o is written to `out`.
+
+    Unless `ahead` is negative, D * TILE floats of the source from there on are asked for: memory alone would take
+    longer than the arithmetic. They may lie beyond the source.
+    """
     if not vector.is_floats(source, tile, target, qkv, out):
         return None
 
@@ -141,9 +165,14 @@ def delta_step(
             *(pointer(7, arguments[i]) for i in (8, 9, 10)),
             *arguments[11:14],
             pointer(14, arguments[15]),
+            pointer(0, arguments[16]),
         ]
-        builder.call(_step(builder.module), values)
+        with builder.if_else(builder.icmp_signed("<", arguments[16], constant(0))) as (without, asking):
+            with without:
+                builder.call(_step(builder.module, False), values)
+            with asking:
+                builder.call(_step(builder.module, True), values)
         return context.get_dummy_value()
 
     i, f = types.int64, types.float32
-    return types.none(source, i, i, tile, target, i, i, qkv, i, i, i, i, f, f, out, i), codegen
+    return types.none(source, i, i, tile, target, i, i, qkv, i, i, i, i, f, f, out, i, i), codegen

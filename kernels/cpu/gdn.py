@@ -33,13 +33,17 @@ _MINUS_ZERO: Final = np.float32(-0.0)
 
 
 class _Sizes(NamedTuple):
-    """key_heads K · value_heads V · d head size · kernel taps of the convolution · channels of it."""
+    """key_heads K · value_heads V · d head size · kernel taps of the convolution · channels of it.
+
+    apart: how far the next task of a thread is likely to be.
+    """
 
     key_heads: int
     value_heads: int
     d: int
     kernel: int
     channels: int
+    apart: int
 
 
 @njit(**JIT)
@@ -49,9 +53,10 @@ def _taps(weights, size, head):
     taps = np.empty(size.kernel * parts * size.d, np.float32)
     for part in range(parts):
         channel = (head + part * size.key_heads) * size.d
-        for i in range(size.d):
-            for j in range(size.kernel):
-                taps[(j * parts + part) * size.d + i] = weights[(channel + i) * size.kernel + j]
+        for j in range(size.kernel):
+            tap, first = (j * parts + part) * size.d, channel * size.kernel + j
+            for i in range(size.d):
+                put(taps, tap + i, get(weights, first + i * size.kernel))
     return taps
 
 
@@ -103,8 +108,11 @@ def _keep_inputs(size, head, p, begin, end, conv, kept):
 
 
 @njit(**JIT)
-def _scan(size, c, part, first, last, decay, beta, state, at, tile, out, column):
-    """The delta rule of one value head over rows first..last; o goes to out[:, column:column + D]."""
+def _scan(size, c, part, first, last, decay, beta, state, at, ahead, tile, out, column):
+    """The delta rule of one value head over rows first..last; o goes to out[:, column:column + D].
+
+    ahead: where the state lies that is likely to come next.
+    """
     d, width = size.d, (2 + size.value_heads // size.key_heads) * size.d
     for left in range(0, d, TILE):
         source, read, read_stride = state, at + left, d
@@ -115,6 +123,7 @@ def _scan(size, c, part, first, last, decay, beta, state, at, tile, out, column)
             delta_step(
                 source, read, read_stride, tile, target, write, write_stride,
                 c, q, k, v, d, decay[t - first], beta[t - first], out, o,
+                ahead + left * d if t == first else -1,
             )  # fmt: skip
             source, read, read_stride = tile, 0, TILE
 
@@ -152,7 +161,9 @@ def _head(task, arguments):
             for t in range(first, last):
                 decay[t - first] = exp_f32(w_a[j] * softplus_f32(a[t * heads + j] + w_dt[j]))
                 beta[t - first] = sigmoid_f32(b[t * heads + j])
-            _scan(size, c, part, first, last, decay, beta, state, (slot * heads + j) * d * d, tile, out, j * d)
+            here = (slot * heads + j) * d * d
+            ahead = here + (size.key_heads if part + 1 < parts else size.apart - (part - 2) * size.key_heads) * d * d
+            _scan(size, c, part, first, last, decay, beta, state, here, ahead, tile, out, j * d)
             for t in range(first, last):
                 at = (t * heads + j) * d
                 rms_row(out, at, w_norm, 0, out, at, d, eps)
@@ -192,9 +203,10 @@ def gdn(w: Gdn, p: F32, z: F32, b: F32, a: F32, segments: I32, conv: F32, state:
     check_segments(segments, size["n"], size["slots"])
     out = np.empty((size["n"], heads * d), f32)
     tasks = len(segments) * key_heads
+    threads = threads_for(tasks)
     _run(
         _head.address,
-        _Sizes(key_heads, heads, d, kernel, channels),
+        _Sizes(key_heads, heads, d, kernel, channels, threads),
         (w.conv.reshape(-1), w.a, w.dt, w.norm),
         p.reshape(-1),
         z.reshape(-1),
@@ -206,6 +218,6 @@ def gdn(w: Gdn, p: F32, z: F32, b: F32, a: F32, segments: I32, conv: F32, state:
         out.reshape(-1),
         eps,
         tasks,
-        threads_for(tasks),
+        threads,
     )
     return out

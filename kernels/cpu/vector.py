@@ -58,6 +58,16 @@ def store(builder: Any, value: Any, pointer: Any) -> None:
     builder.store(value, builder.bitcast(pointer, VECTOR.as_pointer())).align = 4
 
 
+def prefetch(builder: Any, pointer: Any) -> None:
+    """Ask for the cache line of an address, into the second-level cache; never a fault."""
+    byte, word = builder.bitcast(pointer, ir.IntType(8).as_pointer()), ir.IntType(32)
+    name = "llvm.prefetch.p0"
+    known = builder.module.globals.get(name)
+    if known is None:
+        known = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [byte.type, word, word, word]), name)
+    builder.call(known, [byte, *(ir.Constant(word, n) for n in (0, 2, 1))])  # a read, second level, data
+
+
 def splat(builder: Any, x: Any) -> Any:
     one = builder.insert_element(ir.Constant(ir.VectorType(x.type, WIDTH), ir.Undefined), x, ir.Constant(_WORD, 0))
     return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(_WORD, WIDTH), [0] * WIDTH))
