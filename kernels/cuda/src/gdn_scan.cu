@@ -4,7 +4,7 @@
 // the D / 8 rows of its group. Eight neighbouring lanes are the eight groups of a column, so the tree over the groups is
 // three exchanges. Tokens arrive 16 at a time by asynchronous copies, two tiles deep. The blocks also shift the kept
 // inputs of the convolution, which nobody reads any more by then.
-// Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), both in place
+// Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), in place or to another row
 // Why      16 columns a block: 48 heads of 128 are 384 blocks of 4 warps, which spread over 132 multiprocessors to
 //          within 3 % of even; 32 columns leave a quarter of them idle.
 // Source   the order of every sum is that of `ops.Kernels.gdn`
@@ -96,13 +96,13 @@ DEVICE float delta_step(float (&s)[ROWS], const float* q, const float* k, float 
 
 // Shift the last inputs of a segment into the kept ones, for the channels of this block: its columns of the value
 // head, and of the query and key head with the same number where there is one.
-DEVICE void keep_inputs(const float* p, float* kept, const Segment& s, const ScanArgs& g, int kernel) {
+DEVICE void keep_inputs(const float* p, const float* kept, float* to, const Segment& s, const ScanArgs& g, int kernel) {
     const int part = threadIdx.x / COLUMNS;
     if (part >= (g.head < g.key_heads ? 3 : 1)) return;
     const int vector = part == 0 ? 2 * g.key_heads + g.head : part == 1 ? g.head : g.key_heads + g.head;
     const int channel = vector * D + g.column + threadIdx.x % COLUMNS;
     for (int i = 0; i < kernel - 1; i++)
-        kept[static_cast<long long>(i) * g.channels + channel] =
+        to[static_cast<long long>(i) * g.channels + channel] =
             window_row(p, kept, g.channels, s, s.end - (kernel - 1) + i, kernel)[channel];
 }
 
@@ -113,18 +113,20 @@ KERNEL void __launch_bounds__(SCAN_THREADS)
     __shared__ __align__(16) float out[TOKENS][COLUMNS];
     Shape::Tile* tiles = reinterpret_cast<Shape::Tile*>(memory);
     const int head = blockIdx.y, tid = threadIdx.x, group = tid & 7, mine = tid >> 3;
-    const Segment seg = {segments[3 * blockIdx.z], segments[3 * blockIdx.z + 1], segments[3 * blockIdx.z + 2]};
+    const Segment seg = segment_at(segments, blockIdx.z);
     const ScanArgs g = {c,         decay,       beta, (2 * key_heads + value_heads) * D,
                         key_heads, value_heads, head, head % key_heads,
                         static_cast<int>(blockIdx.x) * COLUMNS};
-    state += ((static_cast<long long>(seg.slot) * value_heads + head) * D) * D + g.column;
+    const long long matrix = static_cast<long long>(D) * D;
+    const float* before = state + (static_cast<long long>(seg.slot) * value_heads + head) * matrix + g.column;
+    float* after = state + (static_cast<long long>(seg.to) * value_heads + head) * matrix + g.column;
 
     // The state passes through the second tile's memory, so that its way and that of the first tokens overlap.
     constexpr int PIECES = D * COLUMNS / 4;
     float* passage = memory + Shape::TILE_FLOATS;
     for (int e = tid; e < PIECES; e += SCAN_THREADS) {
         const int row = e / (COLUMNS / 4), x = e % (COLUMNS / 4) * 4;
-        copy16(passage + row / ROWS * Shape::STATE_GROUP + row % ROWS * COLUMNS + x, state + row * D + x);
+        copy16(passage + row / ROWS * Shape::STATE_GROUP + row % ROWS * COLUMNS + x, before + row * D + x);
     }
     copies_commit();
     load_tile(tiles[0], g, seg.begin, seg.end);
@@ -161,8 +163,9 @@ KERNEL void __launch_bounds__(SCAN_THREADS)
     __syncthreads();
     for (int e = tid; e < PIECES; e += SCAN_THREADS) {
         const int row = e / (COLUMNS / 4), x = e % (COLUMNS / 4) * 4;
-        *reinterpret_cast<float4*>(state + row * D + x) =
+        *reinterpret_cast<float4*>(after + row * D + x) =
             *reinterpret_cast<const float4*>(passage + row / ROWS * Shape::STATE_GROUP + row % ROWS * COLUMNS + x);
     }
-    keep_inputs(p, conv + static_cast<long long>(seg.slot) * (kernel - 1) * g.channels, seg, g, kernel);
+    const long long kept = static_cast<long long>(kernel - 1) * g.channels;
+    keep_inputs(p, conv + seg.slot * kept, conv + seg.to * kept, seg, g, kernel);
 }

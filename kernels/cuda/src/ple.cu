@@ -10,8 +10,6 @@
 // Source   `ops.Kernels.ple_rows`, `ops.Kernels.ple`
 #include "rows.cuh"
 
-DEVICE Segment segment_at(const int* segments, int s) { return {segments[3 * s], segments[3 * s + 1], segments[3 * s + 2]}; }
-
 // ---------------------------------------------------------------------------------------------------------------- rows
 
 DEVICE int token_before(const int* tokens, const int* history, int before, const Segment& s, int at) {
@@ -34,7 +32,7 @@ DEVICE u64 hashed(const int* tokens, const int* history, int before, const Segme
 // By one thread: the ids before the next token, oldest first. A later one never moves to a place that is still read.
 DEVICE void advance(const int* tokens, int* history, int before, const Segment& s) {
     for (int i = 0; i < before; i++)
-        history[s.slot * before + i] = token_before(tokens, history, before, s, s.end - before + i);
+        history[s.to * before + i] = token_before(tokens, history, before, s, s.end - before + i);
 }
 
 KERNEL void __launch_bounds__(256)
@@ -102,7 +100,8 @@ KERNEL void __launch_bounds__(LANES)
 
 struct Channel {
     const float *f, *w, *values, *gamma;  // f and w of this channel
-    float *kept, *x;                      // of this channel
+    const float* kept;                    // inputs of this channel before this call
+    float *keep_to, *x;                   // of this channel
     int channels, kernel, gap, width, streams, at;
 
     DEVICE int n_kept() const { return (kernel - 1) * gap; }
@@ -123,18 +122,20 @@ struct Channel {
         to = to + (p + silu_f32(d));
     }
     DEVICE void keep(const Segment& s) const {
-        for (int i = 0; i < n_kept(); i++) kept[static_cast<long long>(i) * channels] = input(s, s.end - n_kept() + i);
+        for (int i = 0; i < n_kept(); i++) keep_to[static_cast<long long>(i) * channels] = input(s, s.end - n_kept() + i);
     }
 };
 
 DEVICE Channel channel_of(const Segment& s, int at, const float* f, const float* w, const float* values,
                           const float* gamma, float* conv, float* x, int streams, int width, int kernel, int gap) {
     const int channels = streams * width;
+    const long long kept = static_cast<long long>(kernel - 1) * gap * channels;
     return {f + at,
             w + static_cast<long long>(at) * kernel,
             values,
             gamma,
-            conv + static_cast<long long>(s.slot) * (kernel - 1) * gap * channels + at,
+            conv + s.slot * kept + at,
+            conv + s.to * kept + at,
             x + at,
             channels, kernel, gap, width, streams, at};
 }

@@ -8,14 +8,23 @@ constexpr int LANES = 128;
 constexpr int PAGE = 64;
 constexpr unsigned ALL = 0xffffffffu;
 
+// A run of rows of one sequence. Its state is read from row `slot` of the state arrays and written to row `to`.
 struct Segment {
-    int slot, begin, end;
+    int slot, to, begin, end;
 };
+
+// The first of a segment's numbers: the row in the lower half; in the upper half the bits in which the written row
+// differs, 0 = the state advances in place.
+DEVICE Segment segment_at(const int* segments, int s) {
+    const int first = segments[3 * s], slot = first & 0xffff;
+    return {slot, slot ^ (first >> 16), segments[3 * s + 1], segments[3 * s + 2]};
+}
 
 // The segment that holds a row. Segments cover all rows in order; there are few.
 DEVICE Segment segment_of(const int* segments, int row) {
-    while (row >= segments[2]) segments += 3;
-    return {segments[0], segments[1], segments[2]};
+    int s = 0;
+    while (row >= segments[3 * s + 2]) s++;
+    return segment_at(segments, s);
 }
 
 DEVICE float warp_max(float v) {
