@@ -65,6 +65,12 @@ class Driver(Protocol):
     def download(self, target: npt.NDArray[Any], source: Array) -> None:
         """Queue a copy into `pinned` memory."""
 
+    def copy(self, target: Array, source: Array) -> None:
+        """Queue a copy between C-contiguous arrays of the card."""
+
+    def fetch(self, array: Array) -> npt.NDArray[Any]:
+        """A copy of a C-contiguous array on the host; waits for all queued work."""
+
     def zero(self, array: Array) -> None:
         """Queue filling a C-contiguous array with zero bytes."""
 
@@ -148,6 +154,15 @@ class CupyDriver:
 
     def download(self, target: npt.NDArray[Any], source: Array) -> None:
         _copy(self._runtime, target.ctypes.data, source.data.ptr, target, source, self._stream.ptr)
+
+    def copy(self, target: Array, source: Array) -> None:
+        _copy(self._runtime, target.data.ptr, source.data.ptr, target, source, self._stream.ptr)
+
+    def fetch(self, array: Array) -> npt.NDArray[Any]:
+        host = np.empty(array.shape, array.dtype)
+        _copy(self._runtime, host.ctypes.data, array.data.ptr, host, array, self._stream.ptr)
+        self.synchronize()
+        return host
 
     def zero(self, array: Array) -> None:
         self._runtime.memsetAsync(array.data.ptr, 0, array.nbytes, self._stream.ptr)

@@ -1,0 +1,255 @@
+"""A card as the device of a stage: arenas for weights and state, a workspace, fixed buffers for rows.
+
+    device = CudaDevice(limit_mib=8151)
+    device.open("weights", n_bytes)          # then `weight`, `table`, `put`
+    device.open("state", n_bytes)            # then `zeros`
+    device.load()                            # bytes of the weights, in the background until `loaded`
+    device.fit(run, reserve)                 # a workspace of exactly what `run` needs
+
+Memory   every byte comes from an arena that was opened by name and counted; after `seal` nothing else is allocated
+Stream   one, not the default stream; work happens in the order of the calls
+Blocks   the workspace has three parts: what lives for a whole pass, and two that consecutive blocks of a layer take in
+         turn, so that a block's output is still there when the next one adds it to the residual
+Units    bytes, MiB where the name says so
+Errors   DeviceError: no CuPy, driver or card; memory that is not there, with the flag that helps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from strata.engine.device.arena import ALIGNMENT, MIB, Account, Arena, padded
+from strata.engine.device.base import Memory
+from strata.engine.device.driver import Array, CupyDriver, Driver
+from strata.engine.device.loading import Copy, Loading, flat
+from strata.engine.model.rows import MAX_ROWS, Rows
+from strata.kernels.cuda.backend import CudaKernels
+from strata.kernels.cuda.workspace import OutOfWorkspace, Workspace
+from strata.kernels.formats import Weight
+from strata.kernels.ops import Hyper
+
+STAGING: Final = 8
+"""Small copies that may be under way at once."""
+_COUNTERS: Final = 64 << 10
+"""Bytes of what the kernels keep beside the workspace."""
+_ROW_INTS: Final = 3
+_SEGMENT_INTS: Final = 4
+
+
+class Staging:
+    """Small copies to the card through page-locked buffers used in turn."""
+
+    def __init__(self, driver: Driver, n_bytes: int) -> None:
+        self._driver = driver
+        self._buffers = [driver.pinned(n_bytes) for _ in range(STAGING)]
+        self._events = [driver.event() for _ in range(STAGING)]
+        self._sent = 0
+
+    def upload(self, target: Array, values: npt.NDArray[Any]) -> None:
+        """Queue a copy; `values` may change at once."""
+        turn = self._sent % STAGING
+        if self._sent >= STAGING:
+            self._events[turn].wait()
+        self._sent += 1
+        buffer = self._buffers[turn][: values.nbytes]
+        buffer[:] = flat(np.ascontiguousarray(values))
+        self._driver.upload(target, buffer)
+        self._events[turn].record()
+
+
+class DeviceMirror:
+    """A host array of int32 and its copy on the card."""
+
+    def __init__(self, host: npt.NDArray[np.int32], array: Array, driver: Driver) -> None:
+        self.host = host
+        self.array = array
+        self._staging = Staging(driver, host.nbytes)
+        self.update()
+
+    def update(self) -> None:
+        self._staging.upload(self.array, self.host)
+
+
+class CudaDevice:
+    """The card in use. `driver`: tests put one without hardware here."""
+
+    sides = 2
+
+    def __init__(self, limit_mib: int = 0, driver: Driver | None = None) -> None:
+        self.driver = driver or CupyDriver()
+        self.name = self.driver.name
+        self.account = Account(self.driver, limit_mib * MIB)
+        self._arenas: dict[str, Arena] = {}
+        self._copies: list[Copy] = []
+        self._loading: Loading | None = None
+        self._counters = Workspace(self._take(_COUNTERS, "counters of the kernels"))
+        self.kernels = CudaKernels(self._counters)
+        self._spaces: list[Workspace] = []
+        self._turn = 0
+        self.workspace_bytes = 0
+        ints = MAX_ROWS * (_ROW_INTS + _SEGMENT_INTS)
+        self._rows = self._take(4 * ints, "rows").view(np.int32)
+        self._staging = Staging(self.driver, 4 * ints)
+
+    # -------------------------------------------------------------------------------------------------------- memory
+
+    def memory(self) -> Memory:
+        return self.account.memory()
+
+    def open(self, name: str, n_bytes: int, remedy: str) -> None:
+        """Take an arena of n bytes: "weights" or "state". Raises DeviceError with the remedy."""
+        self._arenas[name] = Arena(self._take(n_bytes, f"the {name}", remedy), f"the arena of the {name}")
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
+        array = self._arenas["state"].array(shape, dtype)
+        if array.size:
+            self.driver.zero(array)
+        return array
+
+    def fill(self, array: Array, value: float) -> None:
+        if value == 0:
+            self.driver.zero(array)
+        else:
+            self._staging.upload(array, np.full(array.shape, value, array.dtype))
+
+    def mirror(self, shape: tuple[int, ...], value: int) -> DeviceMirror:
+        host = np.full(shape, value, np.int32)
+        return DeviceMirror(host, self._arenas["state"].array(shape, np.int32), self.driver)
+
+    def fixed(self, n_bytes: int) -> Array:
+        """uint8 (n_bytes,) of zeros at an address that never changes, outside of the arenas."""
+        array = self._take(padded(n_bytes), "fixed buffers")
+        self.driver.zero(array)
+        return array[:n_bytes]
+
+    def read(self, array: Array) -> npt.NDArray[Any]:
+        return self.driver.fetch(array)
+
+    def seal(self) -> None:
+        """Start is over: from now on nothing may allocate."""
+        self.driver.seal()
+
+    def _take(self, n_bytes: int, what: str, remedy: str = "free some of it, or use --device host") -> Array:
+        return self.account.take(n_bytes, what, remedy)
+
+    # ------------------------------------------------------------------------------------------------------- weights
+
+    def put(self, array: npt.NDArray[Any]) -> Array:
+        return self._promised(np.ascontiguousarray(array))
+
+    def weight(self, w: Weight) -> Weight:
+        return Weight(w.type, w.shape, self._promised(w.data))
+
+    def table(self, w: Weight, in_ram: bool = False) -> Weight:
+        """The table in the weights' arena, or in page-locked RAM that the card reads over PCIe."""
+        if not in_ram:
+            return self.weight(w)
+        host = self.driver.pinned(w.data.nbytes)
+        self._copies.append(Copy(flat(w.data), host, host=True))
+        return Weight(w.type, w.shape, self.driver.mapped(host).reshape(w.data.shape))
+
+    def _promised(self, source: npt.NDArray[Any]) -> Array:
+        target = self._arenas["weights"].array(source.shape, source.dtype)
+        if target.size:
+            self._copies.append(Copy(flat(source), target.reshape(-1).view(np.uint8)))
+        return target
+
+    def load(self) -> None:
+        """Start to bring the promised bytes, in threads."""
+        self._loading = Loading(self.driver, self._copies)
+        self._copies = []
+
+    def loaded(self) -> None:
+        """Until they are there."""
+        if self._loading is not None:
+            self._loading.wait()
+        self._loading = None
+
+    def close(self) -> None:
+        """Stop what runs beside the caller: after a failed start."""
+        if self._loading is not None:
+            self._loading.cancel()
+        self._loading = None
+
+    # ----------------------------------------------------------------------------------------------------- workspace
+
+    def fit(self, runs: Callable[[], None], reserve: int) -> bool:
+        """Take a workspace of just what `runs`, forward passes of the largest shapes, need; False: there is no room.
+
+        They happen here in all the memory there is but `reserve`, on contents that mean nothing: both halves lie in
+        the same bytes. Arrays of passes before become invalid.
+        """
+        self._use([])
+        self.account.give(self.workspace_bytes)
+        self.workspace_bytes = 0
+        room = (self.memory().free - reserve) // (2 * ALIGNMENT) * (2 * ALIGNMENT)
+        if room <= 0:
+            return False
+        memory = self._take(room, "the workspace")
+        self._use([memory[: room // 2], memory[room // 2 :], memory[room // 2 :]])
+        del memory
+        try:
+            runs()
+            fits = True
+        except OutOfWorkspace:
+            fits = False
+        self.driver.synchronize()
+        peaks = [space.peak for space in self._spaces]
+        self._use([])
+        self.account.give(room)
+        if fits:
+            self.workspace_bytes = sum(peaks)
+            memory = self._take(self.workspace_bytes, "the workspace")
+            edges = np.cumsum([0, *peaks]).tolist()
+            self._use([memory[begin:end] for begin, end in pairwise(edges)])
+        return fits
+
+    def _use(self, parts: list[Array]) -> None:
+        self._spaces = [Workspace(part) for part in parts]
+        self.kernels.workspace = self._spaces[0] if parts else self._counters
+
+    def begin(self) -> None:
+        self._spaces[0].release(0)
+        self.kernels.workspace = self._spaces[0]
+
+    def turn(self) -> None:
+        self._turn = 1 + self._turn % 2
+        space = self._spaces[self._turn]
+        space.release(0)
+        self.kernels.workspace = space
+
+    def rest(self) -> None:
+        self.kernels.workspace = self._spaces[0]
+
+    # ---------------------------------------------------------------------------------------------------- operations
+
+    def place(self, rows: Rows) -> Rows:
+        """The rows in fixed buffers, which the next call overwrites in the order of the stream."""
+        parts = [rows.tokens, rows.positions, rows.slots, rows.segments.reshape(-1)]
+        if rows.targets is not None:
+            parts.append(rows.targets)
+        edges = np.cumsum([0, *map(len, parts)]).tolist()
+        self._staging.upload(self._rows[: edges[-1]], np.concatenate(parts))
+        tokens, positions, slots, segments, *targets = (self._rows[a:b] for a, b in pairwise(edges))
+        return Rows(tokens, positions, slots, segments.reshape(-1, 3), targets[0] if targets else None)
+
+    def embed(self, table: Weight, tokens: Array, streams: int) -> Array:
+        return self.kernels.embed(table, tokens, streams)
+
+    def mix(self, x: Array, hc: Hyper, eps: float, added: tuple[Array, Array] | None) -> tuple[Array, Array | None]:
+        if added is None:
+            return self.kernels.hyper_mix(x, hc, eps)
+        return self.kernels.hyper_add_mix(x, *added, hc, eps)
+
+    def take(self, x: Array, rows: npt.NDArray[np.int64]) -> Array:
+        if len(rows) and (np.diff(rows) == 1).all():
+            return x[int(rows[0]) : int(rows[-1]) + 1]
+        taken = self.kernels.workspace.array((len(rows), *x.shape[1:]), x.dtype)
+        for i, row in enumerate(rows.tolist()):
+            self.driver.copy(taken[i], x[row])
+        return taken
