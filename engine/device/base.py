@@ -1,15 +1,16 @@
 """What the model asks of a device: where arrays lie, which kernels compute on them, how much memory there is.
 
 One model code serves every device. On the host arrays are NumPy arrays and most of this is the identity; on a card they
-are device arrays at fixed addresses, and what a forward pass makes is valid until the next one.
+are device arrays at fixed addresses, and what a forward pass makes is valid until the next one begins.
 
 Units    bytes
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,9 @@ from strata.kernels.ops import Hyper, Kernels
 
 Array = Any
 """An array on the device: NumPy on the host, CuPy on a card."""
+
+MAX_ROWS: Final = 8192
+"""Most rows of one forward pass: bounds the memory of its activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Memory:
 
 
 class Mirror(Protocol):
-    """A small host array and what kernels see of it. `update` after writing to `host`."""
+    """A small host array and what kernels see of it: `update` after writing to `host`."""
 
     host: npt.NDArray[np.int32]
     array: Array
@@ -38,16 +42,33 @@ class Mirror(Protocol):
     def update(self) -> None: ...
 
 
-class Device(Protocol):
-    """Where a stage runs.
+class StateMemory(Protocol):
+    """Where the state of sequences lies.
 
-    sides    rows of recurrent state a slot has: 1 = it advances in place; 2 = a forward reads one row and writes the
-             other, so the state before it is still there
+    sides    rows of recurrent state that a slot has. 1: it advances in place. 2: a forward pass reads one and writes
+             the other, so the state before it is still there
     """
+
+    sides: int
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
+        """An array of state, for good."""
+
+    def fill(self, array: Array, value: float) -> None:
+        """Set all elements of a C-contiguous array of state."""
+
+    def mirror(self, shape: tuple[int, ...], value: int) -> Mirror:
+        """A host array of int32 filled with a value, and what kernels see of it."""
+
+    def read(self, array: Array) -> npt.NDArray[Any]:
+        """A copy of a C-contiguous array on the host; waits for all work before it."""
+
+
+class Device(StateMemory, Protocol):
+    """Where a stage runs."""
 
     name: str
     kernels: Kernels
-    sides: int
 
     def memory(self) -> Memory: ...
 
@@ -55,34 +76,25 @@ class Device(Protocol):
         """A small array where kernels read it, for good."""
 
     def weight(self, w: Weight) -> Weight:
-        """A matrix where kernels read it, for good. Its bytes may come later, with `load`."""
+        """A matrix where kernels read it, for good."""
 
     def table(self, w: Weight) -> Weight:
         """A large matrix of which a token reads a few rows."""
 
-    def load(self) -> None:
-        """Bring the bytes of all weights that `weight` and `table` promised."""
-
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
-        """State, for good."""
-
-    def fill(self, array: Array, value: float) -> None:
-        """Set all elements of a C-contiguous array of state."""
-
-    def mirror(self, shape: tuple[int, ...], value: int) -> Mirror:
-        """A host array filled with a value, and its copy for kernels."""
-
-    def read(self, array: Array) -> npt.NDArray[Any]:
-        """A copy on the host; waits for all work before it."""
+    def place(self, arrays: Sequence[npt.NDArray[np.int32]]) -> Sequence[Array]:
+        """What describes the rows of a pass, where kernels read it until the next `place`."""
 
     def begin(self) -> None:
-        """A forward pass begins: what the last one made is no longer valid."""
+        """A forward pass begins: what the one before made is no longer valid."""
 
     def turn(self) -> None:
         """A block of a layer begins: what the block before the last one made is no longer valid."""
 
+    def rest(self) -> None:
+        """The layers are over: what comes is valid for the rest of the pass."""
+
     def embed(self, table: Weight, tokens: Array, streams: int) -> Array:
-        """Token ids (n,) -> residual (n, streams, H), all streams alike; valid for the whole pass."""
+        """Token ids (n,) -> residual (n, streams, H), all streams alike."""
 
     def mix(self, x: Array, hc: Hyper, eps: float, added: tuple[Array, Array] | None) -> tuple[Array, Array | None]:
         """`Kernels.hyper_add` of the (beta, y) that the block before left, when there is one; then `hyper_mix`."""

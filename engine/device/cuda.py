@@ -16,7 +16,7 @@ Errors   DeviceError: no CuPy, driver or card; memory that is not there, with th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -24,10 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from strata.engine.device.arena import ALIGNMENT, MIB, Account, Arena, padded
-from strata.engine.device.base import Memory
+from strata.engine.device.base import MAX_ROWS, Memory
 from strata.engine.device.driver import Array, CupyDriver, Driver
 from strata.engine.device.loading import Copy, Loading, flat
-from strata.engine.model.rows import MAX_ROWS, Rows
 from strata.kernels.cuda.backend import CudaKernels
 from strata.kernels.cuda.workspace import OutOfWorkspace, Workspace
 from strata.kernels.formats import Weight
@@ -37,8 +36,8 @@ STAGING: Final = 8
 """Small copies that may be under way at once."""
 _COUNTERS: Final = 64 << 10
 """Bytes of what the kernels keep beside the workspace."""
-_ROW_INTS: Final = 3
-_SEGMENT_INTS: Final = 4
+_ROW_INTS: Final = 6
+"""Numbers that describe a row: token, position, slot and, at most, a segment of its own."""
 
 
 class Staging:
@@ -92,7 +91,7 @@ class CudaDevice:
         self._spaces: list[Workspace] = []
         self._turn = 0
         self.workspace_bytes = 0
-        ints = MAX_ROWS * (_ROW_INTS + _SEGMENT_INTS)
+        ints = MAX_ROWS * _ROW_INTS
         self._rows = self._take(4 * ints, "rows").view(np.int32)
         self._staging = Staging(self.driver, 4 * ints)
 
@@ -228,15 +227,11 @@ class CudaDevice:
 
     # ---------------------------------------------------------------------------------------------------- operations
 
-    def place(self, rows: Rows) -> Rows:
-        """The rows in fixed buffers, which the next call overwrites in the order of the stream."""
-        parts = [rows.tokens, rows.positions, rows.slots, rows.segments.reshape(-1)]
-        if rows.targets is not None:
-            parts.append(rows.targets)
-        edges = np.cumsum([0, *map(len, parts)]).tolist()
-        self._staging.upload(self._rows[: edges[-1]], np.concatenate(parts))
-        tokens, positions, slots, segments, *targets = (self._rows[a:b] for a, b in pairwise(edges))
-        return Rows(tokens, positions, slots, segments.reshape(-1, 3), targets[0] if targets else None)
+    def place(self, arrays: Sequence[npt.NDArray[np.int32]]) -> Sequence[Array]:
+        """In one fixed buffer, which the next call overwrites in the order of the stream."""
+        edges = np.cumsum([0, *map(len, arrays)]).tolist()
+        self._staging.upload(self._rows[: edges[-1]], np.concatenate(arrays))
+        return [self._rows[begin:end] for begin, end in pairwise(edges)]
 
     def embed(self, table: Weight, tokens: Array, streams: int) -> Array:
         return self.kernels.embed(table, tokens, streams)

@@ -139,7 +139,8 @@ class CupyDriver:
 
     def pinned(self, n_bytes: int) -> Bytes:
         try:
-            memory = self._cp.cuda.PinnedMemory(n_bytes, self._runtime.hostAllocMapped | self._runtime.hostAllocPortable)
+            flags = self._runtime.hostAllocMapped | self._runtime.hostAllocPortable
+            memory = self._cp.cuda.PinnedMemory(n_bytes, flags)
         except self._runtime.CUDARuntimeError as error:
             raise DeviceError(f"{n_bytes / GIB:.2f} GiB of RAM cannot be locked for the card: {error}") from None
         return np.frombuffer(self._cp.cuda.PinnedMemoryPointer(memory, 0), np.uint8, n_bytes)
@@ -276,8 +277,8 @@ def _require_card(runtime: Any) -> None:
             raise DeviceError(f"no card is visible{shown}; nvidia-smi lists the cards of this machine") from None
         if "InsufficientDriver" in str(error):
             raise DeviceError(
-                f"the NVIDIA driver knows CUDA {_version(driver)}, the installed CuPy needs {wanted}; update the driver "
-                "or install strata[cuda12]"
+                f"the NVIDIA driver knows CUDA {_version(driver)}, the installed CuPy needs {wanted}; "
+                "update the driver, or install strata[cuda12]"
             ) from None
         raise DeviceError(f"CUDA does not start: {error}") from None
     if not n:

@@ -7,27 +7,60 @@ Errors   ValueError for an unknown backend or a thread count below 1
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
-from strata.kernels.ops import Kernels
+import numpy as np
+import numpy.typing as npt
+
+from strata.engine.device.base import Array, Memory
+from strata.kernels.formats import Weight
+from strata.kernels.ops import Hyper, Kernels
 
 BACKENDS: Final = ("cpu", "reference")
 MEMINFO: Final = Path("/proc/meminfo")
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """RAM of the machine: all of it, and what can be had without pushing anything out."""
+@dataclass(slots=True, eq=False)
+class HostMirror:
+    """The kernels see the host array itself."""
 
-    total: int
-    free: int
+    host: npt.NDArray[np.int32]
+
+    @property
+    def array(self) -> Array:
+        return self.host
+
+    def update(self) -> None:
+        """Nothing to do."""
 
 
-class HostDevice:
-    """The processor with its RAM. `kernels` is the backend module; its threads are bounded here, once."""
+class HostMemory:
+    """State in RAM, as NumPy arrays."""
+
+    sides = 1
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
+        return np.zeros(shape, dtype)
+
+    def fill(self, array: Array, value: float) -> None:
+        array[...] = value
+
+    def mirror(self, shape: tuple[int, ...], value: int) -> HostMirror:
+        return HostMirror(np.full(shape, value, np.int32))
+
+    def read(self, array: Array) -> npt.NDArray[Any]:
+        return np.array(array)
+
+
+class HostDevice(HostMemory):
+    """The processor with its RAM. `kernels` is the backend module; its threads are bounded here, once.
+
+    Weights stay views of the mapped file; what operations make are new arrays.
+    """
 
     def __init__(self, kernels: Literal["cpu", "reference"] = "cpu", threads: int = 1) -> None:
         if kernels not in BACKENDS:
@@ -40,8 +73,42 @@ class HostDevice:
         self.kernels.set_threads(threads)
 
     def memory(self) -> Memory:
-        """What the kernel says now; on a system without /proc/meminfo, what the C library says."""
+        """RAM: all of it, and what can be had without pushing anything out.
+
+        What the kernel says now; on a system without /proc/meminfo, what the C library says.
+        """
         return read_meminfo(MEMINFO) or _from_sysconf()
+
+    def put(self, array: npt.NDArray[Any]) -> Array:
+        return array
+
+    def weight(self, w: Weight) -> Weight:
+        return w
+
+    def table(self, w: Weight) -> Weight:
+        return w
+
+    def place(self, arrays: Sequence[npt.NDArray[np.int32]]) -> Sequence[Array]:
+        return arrays
+
+    def begin(self) -> None:
+        """Nothing to do, as for `turn` and `rest`: arrays live as long as somebody holds them."""
+
+    def turn(self) -> None: ...
+
+    def rest(self) -> None: ...
+
+    def embed(self, table: Weight, tokens: Array, streams: int) -> Array:
+        e = self.kernels.dequantize(table, tokens.astype(np.int64))
+        return np.repeat(e[:, None, :], streams, axis=1)
+
+    def mix(self, x: Array, hc: Hyper, eps: float, added: tuple[Array, Array] | None) -> tuple[Array, Array | None]:
+        if added is not None:
+            self.kernels.hyper_add(x, *added)
+        return self.kernels.hyper_mix(x, hc, eps)
+
+    def take(self, x: Array, rows: npt.NDArray[np.int64]) -> Array:
+        return x[rows]
 
 
 def read_meminfo(path: Path) -> Memory | None:

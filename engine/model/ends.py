@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
+from strata.engine.device.base import Device
 from strata.kernels.formats import Weight
 from strata.kernels.ops import F32, I32, Hyper, Kernels
 
@@ -14,14 +13,13 @@ from strata.kernels.ops import F32, I32, Hyper, Kernels
 class Embedding:
     """`table` (vocab, H); C identical streams."""
 
-    kernels: Kernels
+    device: Device
     table: Weight
     streams: int
 
     def __call__(self, tokens: I32) -> F32:
         """tokens (n,) -> residual (n, C, H)."""
-        e = self.kernels.dequantize(self.table, tokens.astype(np.int64))
-        return np.repeat(e[:, None, :], self.streams, axis=1)
+        return self.device.embed(self.table, tokens, self.streams)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

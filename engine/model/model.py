@@ -13,8 +13,9 @@ import logging
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from strata.engine.device.host import HostDevice
+from strata.engine.device.base import Device
 from strata.engine.model.ends import Embedding, Head
 from strata.engine.model.gdn import GdnBlock
 from strata.engine.model.ple import PleBlock
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 class Model:
     """A pack bound to a device, for sequences of up to `max_context` tokens."""
 
-    def __init__(self, pack: Pack, device: HostDevice, max_context: int) -> None:
+    def __init__(self, pack: Pack, device: Device, max_context: int) -> None:
         spec = pack.spec
         if not 1 <= max_context <= spec.context_length:
             raise ValueError(f"max_context must be in 1 to {spec.context_length} for this model, got {max_context}")
@@ -43,15 +44,15 @@ class Model:
         self.spec = spec
         self.device = device
         self.max_context = max_context
-        kernels, ends = device.kernels, Binder(pack, "")
-        self._embedding = Embedding(kernels, embedding_table(pack), spec.streams)
-        self._head = Head(kernels, ends.hyper("output_hc", inject=False), (output_matrix(pack),), spec.eps)
-        self.stages = (Stage(_bind_layers(pack, device, max_context)),)
+        kernels, ends = device.kernels, Binder(pack, "", device)
+        self._embedding = Embedding(device, embedding_table(pack, device), spec.streams)
+        self._head = Head(kernels, ends.hyper("output_hc", inject=False), (output_matrix(pack, device),), spec.eps)
+        self.stages = (Stage(device, _bind_layers(pack, device, max_context)),)
 
     def new_state(self, n_slots: int) -> StatePool:
         """An empty state. Raises StateTooLarge when the device's free memory does not hold it."""
         require_memory(self.spec, n_slots, self.max_context, self.device.memory().free)
-        return StatePool(self.spec, n_slots, self.max_context)
+        return StatePool(self.spec, n_slots, self.max_context, memory=self.device)
 
     def forward(self, rows: Rows, state: StatePool, want: Sequence[int] | None = None) -> F32:
         """Read the rows into the state; logits (len(want), vocab) of the rows that `want` names (None: of none)."""
@@ -61,14 +62,21 @@ class Model:
             raise ValueError(f"wanted rows must be in 0 to {len(rows) - 1}, got {wanted.min()} to {wanted.max()}")
         lengths = [(slot, end - begin) for slot, begin, end in rows.segments.tolist()]
         state.reserve_all(lengths)
+        logits = self.compute(state.located(rows).placed(self.device), state, wanted)
+        for slot, n in lengths:
+            state.advance(slot, n)
+        return np.empty((0, self.spec.vocab), np.float32) if logits is None else logits
+
+    def compute(self, rows: Rows, state: StatePool, wanted: npt.NDArray[np.int64]) -> F32 | None:
+        """The work of a forward pass on placed rows, without checks and accounts: what a graph is captured of.
+
+        Logits (len(wanted), vocab), None when none are wanted.
+        """
+        self.device.begin()
         x = self._embedding(rows.tokens)
         for stage in self.stages:
             stage(x, rows, state)
-        for slot, n in lengths:
-            state.advance(slot, n)
-        if not len(wanted):
-            return np.empty((0, self.spec.vocab), np.float32)
-        return self._head(x[wanted])
+        return self._head(self.device.take(x, wanted)) if len(wanted) else None
 
     def _check(self, rows: Rows, state: StatePool) -> None:
         """Each segment continues its slot, and every token is in the vocabulary."""
@@ -84,13 +92,13 @@ class Model:
             raise ValueError(f"token ids must be in 0 to {self.spec.vocab - 1}, got {low if low < 0 else high}")
 
 
-def _bind_layers(pack: Pack, device: HostDevice, max_context: int) -> list[Layer]:
+def _bind_layers(pack: Pack, device: Device, max_context: int) -> list[Layer]:
     """All layers of the pack on one device."""
     spec, kernels = pack.spec, device.kernels
-    rope = rope_table(spec, max_context)
+    rope = rope_table(spec, max_context, device)
     layers = []
     for i, recurrent in enumerate(spec.recurrent):
-        bind = Binder(pack, f"blk.{i}.")
+        bind = Binder(pack, f"blk.{i}.", device)
         ordinal = spec.recurrent[:i].count(recurrent)
         mixer: GdnBlock | QsaBlock
         if recurrent:
@@ -110,6 +118,7 @@ def _bind_layers(pack: Pack, device: HostDevice, max_context: int) -> list[Layer
         has_ple = spec.ple is not None and spec.ple.layer == i
         layers.append(
             Layer(
+                device=device,
                 kernels=kernels,
                 ple=PleBlock(kernels, bind.ple(spec.ple), spec.eps) if has_ple and spec.ple else None,
                 hc_attn=bind.hyper("hc_attn"),

@@ -31,7 +31,7 @@ class QsaBlock:
     def __call__(self, u: F32, rows: Rows, state: StatePool) -> F32:
         """u (n, H) -> (n, H); the rows' keys, values and index keys are in the pages afterwards."""
         w, n = self.weights, len(rows)
-        pages, tables = state.pages.layers[self.ordinal], state.pages.tables
+        pages, tables = state.pages.layers[self.ordinal], state.pages.kernel_tables
         where = (pages, tables, rows.slots, rows.positions)
         q_gate, k, v, index_q, index_k = self.kernels.linear(w.project, u)
         kv = (n, self.kv_heads, -1)

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from strata.engine.device.base import MAX_ROWS, Device
 from strata.kernels.ops import I32
-
-MAX_ROWS: Final = 8192
-"""Most rows of one forward pass: bounds the memory of its activations."""
 
 Tokens = Sequence[int] | npt.NDArray[np.integer]
 
@@ -34,6 +31,13 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def placed(self, device: Device) -> Rows:
+        """The same rows where the device's kernels read them."""
+        tokens, positions, slots, segments = device.place(
+            [self.tokens, self.positions, self.slots, self.segments.reshape(-1)]
+        )
+        return Rows(tokens, positions, slots, segments.reshape(-1, 3))
 
     @classmethod
     def of(cls, parts: Sequence[tuple[int, int, Tokens]]) -> Rows:

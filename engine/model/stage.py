@@ -1,6 +1,7 @@
 """A stage: a range of layers on one device. Between stages travels the residual, float32 (rows, C, H).
 
-There is no norm in a layer: the hyper-connection mixers carry it.
+There is no norm in a layer: the hyper-connection mixers carry it. A block's output is added to the residual when the
+next block mixes it, which a device may do in one pass.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from strata.engine.device.base import Array, Device
 from strata.engine.model.gdn import GdnBlock
 from strata.engine.model.ple import PleBlock
 from strata.engine.model.qsa import QsaBlock
@@ -15,11 +17,15 @@ from strata.engine.model.rows import Rows
 from strata.engine.state.slots import StatePool
 from strata.kernels.ops import F32, Hyper, Kernels, Moe
 
+Added = tuple[Array, Array]
+"""beta (n, C) and output (n, H) of a block that are still to be added to the residual."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
     """One layer: an n-gram embedding where the model has it, a mixer of tokens, a mixture of experts."""
 
+    device: Device
     kernels: Kernels
     ple: PleBlock | None
     hc_attn: Hyper
@@ -29,30 +35,44 @@ class Layer:
     experts_used: int
     eps: float
 
-    def __call__(self, x: F32, rows: Rows, state: StatePool) -> None:
-        """x (n, C, H) in place."""
-        kernels = self.kernels
+    def __call__(self, x: F32, rows: Rows, state: StatePool, added: Added | None) -> Added:
+        """x (n, C, H) in place. `added` of the block before; returns that of the last one."""
         if self.ple is not None:
+            flush(self.kernels, x, added)
+            self.device.turn()
             self.ple(x, rows, state)
-        u, beta = kernels.hyper_mix(x, self.hc_attn, self.eps)
-        _add(kernels, x, beta, self.mixer(u, rows, state))
-        u, beta = kernels.hyper_mix(x, self.hc_ffn, self.eps)
-        _add(kernels, x, beta, kernels.moe(self.moe, u, self.experts_used))
+            self.device.turn()  # so that every mixer finds the same turn
+            added = None
+        u, beta = self._mix(x, self.hc_attn, added)
+        u, beta = self._mix(x, self.hc_ffn, (beta, self.mixer(u, rows, state)))
+        return beta, self.kernels.moe(self.moe, u, self.experts_used)
+
+    def _mix(self, x: F32, hc: Hyper, added: Added | None) -> Added:
+        """A block's input u (n, H), and beta (n, C) for its output."""
+        self.device.turn()
+        u, beta = self.device.mix(x, hc, self.eps, added)
+        if beta is None:
+            raise TypeError("a layer's hyper-connection needs its inject matrix")
+        return u, beta
 
 
-def _add(kernels: Kernels, x: F32, beta: F32 | None, y: F32) -> None:
-    if beta is None:
-        raise TypeError("a layer's hyper-connection needs its inject matrix")
-    kernels.hyper_add(x, beta, y)
+def flush(kernels: Kernels, x: F32, added: Added | None) -> None:
+    """Add what is still to be added."""
+    if added is not None:
+        kernels.hyper_add(x, *added)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stage:
     """`layers` in the order of the model."""
 
+    device: Device
     layers: Sequence[Layer]
 
     def __call__(self, x: F32, rows: Rows, state: StatePool) -> None:
         """x (n, C, H) in place; the state of the rows' slots advances."""
+        added: Added | None = None
         for layer in self.layers:
-            layer(x, rows, state)
+            added = layer(x, rows, state, added)
+        flush(self.device.kernels, x, added)
+        self.device.rest()

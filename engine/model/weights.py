@@ -1,15 +1,18 @@
 """The pack's tensors bound to the arguments of the operations, once at start.
 
-Matrices stay views of the mapped file; small tensors (norms, gates, convolutions) become float32 arrays. Names and
-shapes were checked when the pack was opened.
+Matrices keep the bytes of the file, where the device wants them; small tensors (norms, gates, convolutions) become
+float32 arrays. Names and shapes were checked when the pack was opened.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from strata.engine.device.base import Array, Device
 from strata.engine.pack import ModelSpec, Pack
 from strata.engine.pack.spec import NGRAM_TABLE, TOKEN_EMBD, PleSpec
 from strata.kernels.formats import BY_NAME, Weight
@@ -36,23 +39,31 @@ class AttentionWeights:
 
 
 class Binder:
-    """Reads the tensors of one block `prefix` ("blk.3." or "") of a pack."""
+    """Reads the tensors of one block `prefix` ("blk.3." or "") of a pack, for a device."""
 
-    def __init__(self, pack: Pack, prefix: str) -> None:
+    def __init__(self, pack: Pack, prefix: str, device: Device) -> None:
         self._pack = pack
+        self._device = device
         self._prefix = prefix
         self._spec: ModelSpec = pack.spec
 
-    def _weight(self, name: str) -> Weight:
+    def _file_weight(self, name: str) -> Weight:
         return self._pack.weight(f"{self._prefix}{name}.weight")
+
+    def _weight(self, name: str) -> Weight:
+        return self._device.weight(self._file_weight(name))
 
     def _array(self, name: str) -> F32:
         """Copied: a mapped tensor is read-only and may lie at any address, which compiled kernels do not take."""
-        return np.array(self._pack.array(f"{self._prefix}{name}"), np.float32, order="C")
+        return self._put(np.array(self._pack.array(f"{self._prefix}{name}"), np.float32, order="C"))
+
+    def _put(self, array: npt.NDArray[Any]) -> Array:
+        return self._device.put(array)
 
     def _streams(self, name: str) -> F32:
         """A norm factor per stream, stored flat."""
-        return self._array(f"{name}.weight").reshape(self._spec.streams, self._spec.hidden)
+        factors: F32 = self._array(f"{name}.weight").reshape(self._spec.streams, self._spec.hidden)
+        return factors
 
     def _gate(self, name: str) -> Weight:
         """A matrix of a few rows whose outputs steer whole heads or streams, held as float32.
@@ -60,11 +71,11 @@ class Binder:
         It then takes float activations: rounding these inputs to 8 bits would cost more in the logits than in any
         other matrix, and saves nothing (0.05 GB of the full-size model).
         """
-        w = self._weight(name)
-        if w.type.is_float:
-            return w
-        values = dequantize(w, np.arange(w.rows))
-        return Weight(BY_NAME["F32"], w.shape, values.view(np.uint8))
+        w = self._file_weight(name)
+        if not w.type.is_float:
+            values = dequantize(w, np.arange(w.rows))
+            w = Weight(BY_NAME["F32"], w.shape, values.view(np.uint8))
+        return self._device.weight(w)
 
     def hyper(self, name: str, inject: bool = True) -> Hyper:
         return Hyper(
@@ -118,33 +129,34 @@ class Binder:
 
     def ple(self, spec: PleSpec) -> Ple:
         return Ple(
-            table=self._pack.weight(NGRAM_TABLE),
+            table=self._device.table(self._pack.weight(NGRAM_TABLE)),
             key=self._weight("ple_key"),
             value=self._weight("ple_value"),
             norm_key=self._streams("ple_norm_key"),
             norm_query=self._streams("ple_norm_query"),
             norm_conv=self._streams("ple_norm_conv"),
             conv=self._array("ple_conv1d.weight"),
-            multipliers=np.array(spec.multipliers, np.uint64),
-            sizes=np.array(spec.sizes, np.uint64),
-            offsets=np.array(spec.offsets, np.uint64),
+            multipliers=self._put(np.array(spec.multipliers, np.uint64)),
+            sizes=self._put(np.array(spec.sizes, np.uint64)),
+            offsets=self._put(np.array(spec.offsets, np.uint64)),
             eos=spec.eos,
         )
 
 
-def embedding_table(pack: Pack) -> Weight:
-    return pack.weight(TOKEN_EMBD)
+def embedding_table(pack: Pack, device: Device) -> Weight:
+    return device.weight(pack.weight(TOKEN_EMBD))
 
 
-def output_matrix(pack: Pack) -> Weight:
-    return pack.weight("output.weight")
+def output_matrix(pack: Pack, device: Device) -> Weight:
+    return device.weight(pack.weight("output.weight"))
 
 
-def rope_table(spec: ModelSpec, positions: int) -> Rope:
+def rope_table(spec: ModelSpec, positions: int, device: Device) -> Rope:
     """Angles pos * base^(-2j / dims) in float64, their cosines and sines rounded once. 8 bytes per position and pair.
 
     Text only: the three parts of a position are equal, so the sections of the dims do not matter.
     """
     frequencies = spec.rope_base ** (-np.arange(0, spec.rope_dims, 2, dtype=np.float64) / spec.rope_dims)
     angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
-    return Rope(cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32))
+    cos, sin = (f(angles).astype(np.float32) for f in (np.cos, np.sin))
+    return Rope(cos=device.put(cos), sin=device.put(sin))

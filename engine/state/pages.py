@@ -3,7 +3,7 @@
 A slot holds a page table; one table serves every attention layer, since all layers have as many tokens. Whole pages
 can be held by several slots (a shared prefix): a page returns to the free list with its last reference.
 
-Shapes   tables int32 (slots, pages of a slot), -1 = none; layers: `ops.AttentionPages`, float32
+Shapes   tables int32 (slots, pages of a slot), -1 = none; layers: `ops.AttentionPages`, keys and values as `kv` says
 Errors   OutOfPages before anything is taken; AccountsError from `check`
 Cost     growing by a page is a pop from a list; the arrays are allocated once
 """
@@ -11,11 +11,19 @@ Cost     growing by a page is a pop from a list; the arrays are allocated once
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 
+from strata.engine.device.base import StateMemory
+from strata.engine.device.host import HostMemory
 from strata.engine.pack import ModelSpec
-from strata.kernels.ops import PAGE, AttentionPages
+from strata.kernels.ops import I32, PAGE, AttentionPages
+
+KV_TYPES: Final = MappingProxyType({"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16)})
+"""Formats of keys and values; indexer keys are always float32."""
+_FLOAT: Final = np.dtype(np.float32)
 
 
 class OutOfPages(Exception):
@@ -31,36 +39,68 @@ def pages_for(tokens: int) -> int:
     return -(-tokens // PAGE)
 
 
-def page_shapes(spec: ModelSpec) -> Iterator[dict[str, tuple[int, ...]]]:
+Shaped = tuple[tuple[int, ...], np.dtype[Any]]
+"""Shape and type of an array."""
+
+
+def page_shapes(spec: ModelSpec, kv: str = "fp32") -> Iterator[dict[str, Shaped]]:
     """The arrays of one page of each attention layer, by the names of `AttentionPages`."""
     for layer in spec.attention_layers:
         r = spec.ratios[layer]
+        keys = (PAGE, spec.kv_heads, spec.head_dim), KV_TYPES[kv]
         yield {
-            "k": (PAGE, spec.kv_heads, spec.head_dim),
-            "v": (PAGE, spec.kv_heads, spec.head_dim),
-            "raw": (PAGE, spec.index_dim),
-            "block": (PAGE // r if r else 0, spec.index_dim),
+            "k": keys,
+            "v": keys,
+            "raw": ((PAGE, spec.index_dim), _FLOAT),
+            "block": ((PAGE // r if r else 0, spec.index_dim), _FLOAT),
         }
 
 
-def page_bytes(spec: ModelSpec) -> int:
+def page_bytes(spec: ModelSpec, kv: str = "fp32") -> int:
     """Bytes of one page over all attention layers."""
-    return sum(4 * int(np.prod(shape)) for arrays in page_shapes(spec) for shape in arrays.values())
+    arrays = (array for layer in page_shapes(spec, kv) for array in layer.values())
+    return sum(int(np.prod(shape)) * kind.itemsize for shape, kind in arrays)
 
 
 class PagePool:
     """The pages of `n_slots` slots of at most `pages_per_slot` pages each; `layers` in the order of the model."""
 
-    def __init__(self, spec: ModelSpec, n_slots: int, pages_per_slot: int, n_pages: int) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        n_slots: int,
+        pages_per_slot: int,
+        n_pages: int,
+        kv: str = "fp32",
+        memory: StateMemory | None = None,
+    ) -> None:
+        memory = memory or HostMemory()
         self.n_pages = n_pages
-        self.tables = np.full((n_slots, pages_per_slot), -1, np.int32)
+        self._mirror = memory.mirror((n_slots, pages_per_slot), -1)
+        self._changed = False
         self.layers = tuple(
-            AttentionPages(**{name: np.zeros((n_pages, *shape), np.float32) for name, shape in arrays.items()})
-            for arrays in page_shapes(spec)
+            AttentionPages(**{name: memory.zeros((n_pages, *shape), kind) for name, (shape, kind) in arrays.items()})
+            for arrays in page_shapes(spec, kv)
         )
         self._free = list(range(n_pages - 1, -1, -1))
         self._references = [0] * n_pages
         self._held = [0] * n_slots
+
+    @property
+    def tables(self) -> I32:
+        """The page tables, for reading."""
+        return self._mirror.host
+
+    @property
+    def kernel_tables(self) -> Any:
+        """The page tables as kernels see them: at one address, and as of the last `update`."""
+        return self._mirror.array
+
+    def update(self) -> None:
+        """Show the kernels what has changed in the tables."""
+        if self._changed:
+            self._mirror.update()
+        self._changed = False
 
     @property
     def n_free(self) -> int:
@@ -89,6 +129,7 @@ class PagePool:
         """Give the slot the pages it lacks to hold `tokens` tokens in total."""
         n = self.missing(slot, tokens)
         self.require(n)
+        self._changed |= n > 0
         for _ in range(n):
             page = self._free.pop()
             self._references[page] = 1
@@ -99,6 +140,7 @@ class PagePool:
         """Let the empty slot `target` hold the first n pages of `source`; full ones, which nobody writes again."""
         if self._held[target] or n > self._held[source]:
             raise AccountsError(f"{n} of {self._held[source]} pages to a slot with {self._held[target]}")
+        self._changed = True
         for i, page in enumerate(self.tables[source, :n]):
             self._references[page] += 1
             self.tables[target, i] = page
@@ -111,6 +153,7 @@ class PagePool:
             if not self._references[page]:
                 self._free.append(page)
         self.tables[slot] = -1
+        self._changed = True
         self._held[slot] = 0
 
     def check(self) -> None:

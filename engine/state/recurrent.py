@@ -5,16 +5,25 @@ One block per slot, all float32 but the ids:
     ple_conv  (slots, (kernel - 1) * N, C*H), the last inputs of the dilated convolution
     history   int32 (slots, N - 1): eos where the sequence had not begun
 A model without an n-gram embedding has no ple_conv and no history: arrays of size 0.
+
+Where the memory has two sides, a slot has two rows, 2 * slot and the next: a pass reads the one that is current and
+writes the other, and `advance` makes that one current. Passes that nobody advanced to leave no trace.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
+from strata.engine.device.base import StateMemory
+from strata.engine.device.host import HostMemory
 from strata.engine.pack import ModelSpec
-from strata.kernels.ops import F32
+from strata.kernels.ops import F32, I32
+
+MAX_STATE_ROWS: Final = 1 << 15
+"""A segment names a row and, in its upper half, where the state goes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +35,7 @@ class GdnState:
 
 
 def recurrent_bytes(spec: ModelSpec) -> int:
-    """Bytes of one slot's block."""
+    """Bytes of one row of a slot: all there is on the host."""
     gdn = sum(int(np.prod(shape)) for shape in _gdn_shapes(spec)) * len(spec.gdn_layers)
     return 4 * (gdn + int(np.prod(_ple_shape(spec))) + _n_history(spec))
 
@@ -34,28 +43,53 @@ def recurrent_bytes(spec: ModelSpec) -> int:
 class Recurrent:
     """The blocks of `n_slots` slots; `gdn` in the order of the model's delta net layers."""
 
-    def __init__(self, spec: ModelSpec, n_slots: int) -> None:
+    def __init__(self, spec: ModelSpec, n_slots: int, memory: StateMemory | None = None) -> None:
+        self._memory = memory or HostMemory()
+        self._sides = self._memory.sides
+        rows = n_slots * self._sides
+        if rows > MAX_STATE_ROWS:
+            raise ValueError(f"a state has at most {MAX_STATE_ROWS // self._sides} slots here, got {n_slots}")
         conv, state = _gdn_shapes(spec)
-        self.gdn = tuple(
-            GdnState(np.zeros((n_slots, *conv), np.float32), np.zeros((n_slots, *state), np.float32))
-            for _ in spec.gdn_layers
-        )
-        self.ple_conv = np.zeros((n_slots, *_ple_shape(spec)), np.float32)
+        zeros = self._memory.zeros
+        self.gdn = tuple(GdnState(zeros((rows, *conv)), zeros((rows, *state))) for _ in spec.gdn_layers)
+        self.ple_conv: F32 = zeros((rows, *_ple_shape(spec)))
+        self.history: I32 = zeros((rows, _n_history(spec)), np.int32)
         self._eos = spec.ple.eos if spec.ple else 0
-        self.history = np.full((n_slots, _n_history(spec)), self._eos, np.int32)
+        self._current = [0] * n_slots
+        for slot in range(n_slots):
+            self._forget_history(slot)
+
+    def row(self, slot: int) -> int:
+        """The row that holds the slot's state."""
+        return self._sides * slot + self._current[slot]
+
+    def name(self, slot: int) -> int:
+        """What a segment calls the slot: its row, and in the upper half the bits in which the row to write differs."""
+        return self.row(slot) | (self._sides - 1) << 16
+
+    def advance(self, slot: int) -> None:
+        """The row that the last pass wrote is the slot's state now."""
+        self._current[slot] ^= self._sides - 1
 
     def reset(self, slot: int) -> None:
         """The state before the first token."""
+        row = self.row(slot)
         for layer in self.gdn:
-            layer.conv[slot] = 0
-            layer.state[slot] = 0
-        self.ple_conv[slot] = 0
-        self.history[slot] = self._eos
+            self._memory.fill(layer.conv[row], 0)
+            self._memory.fill(layer.state[row], 0)
+        if self.ple_conv.size:
+            self._memory.fill(self.ple_conv[row], 0)
+        self._forget_history(slot)
+
+    def _forget_history(self, slot: int) -> None:
+        if self.history.size:
+            self._memory.fill(self.history[self.row(slot)], self._eos)
 
     def block(self, slot: int) -> bytes:
         """All bytes of a slot's block, in one fixed order."""
-        layers = [array[slot].tobytes() for layer in self.gdn for array in (layer.conv, layer.state)]
-        return b"".join([*layers, self.ple_conv[slot].tobytes(), self.history[slot].tobytes()])
+        arrays = [array for layer in self.gdn for array in (layer.conv, layer.state)]
+        arrays += [array for array in (self.ple_conv, self.history) if array.size]
+        return b"".join(self._memory.read(array[self.row(slot)]).tobytes() for array in arrays)
 
 
 def _gdn_shapes(spec: ModelSpec) -> tuple[tuple[int, int], tuple[int, int, int]]:

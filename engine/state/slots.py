@@ -1,6 +1,6 @@
 """The state of all slots of a model: pages, recurrent blocks and lengths, under one owner.
 
-Format   keys and values are float32 (`fp32`)
+Format   keys and values are float32 (`fp32`) or, on a card, float16 (`fp16`)
 Units    tokens; bytes where the name says so
 Errors   OutOfPages when tokens do not fit; StateTooLarge before an allocation that the machine cannot hold
 Cost     `estimate_bytes` is arithmetic; `digest` and `state_bytes` copy a slot's whole state (tests, checks)
@@ -10,24 +10,34 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from strata.engine.device.base import StateMemory
+from strata.engine.device.host import HostMemory
 from strata.engine.pack import ModelSpec
 from strata.engine.state.pages import AccountsError, OutOfPages, PagePool, page_bytes, pages_for
 from strata.engine.state.recurrent import Recurrent, recurrent_bytes
 from strata.kernels.ops import PAGE
 
-KV_FORMAT: Final = "fp32"
+if TYPE_CHECKING:
+    from strata.engine.model.rows import Rows
+
+KV_FORMAT = "fp32"
 
 
 class StateTooLarge(Exception):
     """The state that was asked for does not fit the memory there is. One line."""
 
 
-def estimate_bytes(spec: ModelSpec, n_slots: int, max_context: int, n_pages: int | None = None) -> int:
-    """Bytes of a StatePool of these figures."""
+def estimate_bytes(
+    spec: ModelSpec, n_slots: int, max_context: int, n_pages: int | None = None, kv: str = "fp32", sides: int = 1
+) -> int:
+    """Bytes of the arrays of a StatePool of these figures, without its page tables."""
     pages = n_slots * pages_for(max_context) if n_pages is None else n_pages
-    return pages * page_bytes(spec) + n_slots * recurrent_bytes(spec)
+    return pages * page_bytes(spec, kv) + sides * n_slots * recurrent_bytes(spec)
 
 
 def require_memory(spec: ModelSpec, n_slots: int, max_context: int, free_bytes: int) -> None:
@@ -43,14 +53,24 @@ def require_memory(spec: ModelSpec, n_slots: int, max_context: int, free_bytes: 
 class StatePool:
     """`n_slots` slots of up to `max_context` tokens; `n_pages` below the sum of both lets slots compete for pages."""
 
-    def __init__(self, spec: ModelSpec, n_slots: int, max_context: int, n_pages: int | None = None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        n_slots: int,
+        max_context: int,
+        n_pages: int | None = None,
+        kv: str = "fp32",
+        memory: StateMemory | None = None,
+    ) -> None:
         if n_slots < 1 or max_context < 1 or (n_pages is not None and n_pages < 1):
             raise ValueError(f"a state of {n_slots} slots of {max_context} tokens in {n_pages} pages is empty")
         per_slot = pages_for(max_context)
         self.n_slots = n_slots
         self.max_context = max_context
-        self.pages = PagePool(spec, n_slots, per_slot, n_slots * per_slot if n_pages is None else n_pages)
-        self.recurrent = Recurrent(spec, n_slots)
+        self._memory = memory or HostMemory()
+        most = n_slots * per_slot if n_pages is None else n_pages
+        self.pages = PagePool(spec, n_slots, per_slot, most, kv, self._memory)
+        self.recurrent = Recurrent(spec, n_slots, self._memory)
         self._lengths = [0] * n_slots
 
     def length(self, slot: int) -> int:
@@ -72,10 +92,18 @@ class StatePool:
         self.pages.require(missing)
         for slot, n_tokens in more:
             self.pages.grow(slot, self._lengths[slot] + n_tokens)
+        self.pages.update()
+
+    def located(self, rows: Rows) -> Rows:
+        """The rows with segments that name rows of the recurrent state."""
+        segments = rows.segments.copy()
+        segments[:, 0] = [self.recurrent.name(slot) for slot in rows.segments[:, 0].tolist()]
+        return replace(rows, segments=segments)
 
     def advance(self, slot: int, n_tokens: int) -> None:
-        """Count n_tokens whose state has been written into reserved room."""
+        """Count n_tokens whose state the last pass has written into reserved room."""
         self._lengths[slot] += n_tokens
+        self.recurrent.advance(slot)
 
     def reset(self, slot: int) -> None:
         """Empty the slot: nothing of its sequence survives."""
@@ -90,9 +118,10 @@ class StatePool:
         parts = [n.to_bytes(8, "little"), self.recurrent.block(slot)]
         for layer in self.pages.layers:
             for array in (layer.k, layer.v, layer.raw, layer.block):
-                per_page = array.shape[1]
-                valid = n * per_page // PAGE
-                parts.append(array[table].reshape(-1, *array.shape[2:])[:valid].tobytes() if valid else b"")
+                valid = n * array.shape[1] // PAGE
+                if valid:
+                    pages = np.concatenate([self._memory.read(array[page]) for page in table.tolist()])
+                    parts.append(pages[:valid].tobytes())
         return b"".join(parts)
 
     def digest(self, slot: int) -> str:
