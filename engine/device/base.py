@@ -36,8 +36,11 @@ class Memory:
 class Mirror(Protocol):
     """A small host array and what kernels see of it: `update` after writing to `host`."""
 
-    host: npt.NDArray[np.int32]
-    array: Array
+    @property
+    def host(self) -> npt.NDArray[np.int32]: ...
+
+    @property
+    def array(self) -> Array: ...
 
     def update(self) -> None: ...
 

@@ -24,7 +24,7 @@ BACKENDS: Final = ("cpu", "reference")
 MEMINFO: Final = Path("/proc/meminfo")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class HostMirror:
     """The kernels see the host array itself."""
 

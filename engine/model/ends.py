@@ -19,7 +19,8 @@ class Embedding:
 
     def __call__(self, tokens: I32) -> F32:
         """tokens (n,) -> residual (n, C, H)."""
-        return self.device.embed(self.table, tokens, self.streams)
+        x: F32 = self.device.embed(self.table, tokens, self.streams)
+        return x
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -55,7 +55,8 @@ class Binder:
 
     def _array(self, name: str) -> F32:
         """Copied: a mapped tensor is read-only and may lie at any address, which compiled kernels do not take."""
-        return self._put(np.array(self._pack.array(f"{self._prefix}{name}"), np.float32, order="C"))
+        array: F32 = self._put(np.array(self._pack.array(f"{self._prefix}{name}"), np.float32, order="C"))
+        return array
 
     def _put(self, array: npt.NDArray[Any]) -> Array:
         return self._device.put(array)

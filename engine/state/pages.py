@@ -10,7 +10,7 @@ Cost     growing by a page is a pop from a list; the arrays are allocated once
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -21,7 +21,9 @@ from strata.engine.device.host import HostMemory
 from strata.engine.pack import ModelSpec
 from strata.kernels.ops import I32, PAGE, AttentionPages
 
-KV_TYPES: Final = MappingProxyType({"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16)})
+KV_TYPES: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
+    {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16)}
+)
 """Formats of keys and values; indexer keys are always float32."""
 _FLOAT: Final = np.dtype(np.float32)
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from strata.engine.device.base import StateMemory
+from strata.engine.device.base import Array, StateMemory
 from strata.engine.device.host import HostMemory
 from strata.engine.pack import ModelSpec
 from strata.kernels.ops import F32, I32
@@ -87,7 +87,7 @@ class Recurrent:
 
     def block(self, slot: int) -> bytes:
         """All bytes of a slot's block, in one fixed order."""
-        arrays = [array for layer in self.gdn for array in (layer.conv, layer.state)]
+        arrays: list[Array] = [array for layer in self.gdn for array in (layer.conv, layer.state)]
         arrays += [array for array in (self.ple_conv, self.history) if array.size]
         return b"".join(self._memory.read(array[self.row(slot)]).tobytes() for array in arrays)
 
