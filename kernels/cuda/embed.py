@@ -31,7 +31,5 @@ def embed(workspace: Workspace, table: Weight, tokens: DeviceArray, streams: int
         rows = workspace.array((n,), np.int64)
         launch(_SOURCE, "embed_rows", (-(-n // _ROW_THREADS),), (_ROW_THREADS,), tokens, rows, I32(n))
         e = dequantize(workspace, table, rows)
-        launch(
-            _SOURCE, "embed_streams", (-(-quarter // _THREADS), n), (_THREADS,), e, x, I32(quarter), I32(streams)
-        )
+        launch(_SOURCE, "embed_streams", (-(-quarter // _THREADS), n), (_THREADS,), e, x, I32(quarter), I32(streams))
     return x

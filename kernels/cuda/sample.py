@@ -1,4 +1,6 @@
-"""Sampling: a token id a row as a pure function of logits, recent ids, settings, position. Contract: `ops.Kernels.sample`.
+"""Sampling: a token id a row as a pure function of logits, recent ids, settings, position.
+
+Contract: `ops.Kernels.sample`.
 
 sample_rows   many rows on the device; ids stay there and can feed the next window. Settings are arrays in memory, so a
               captured graph can be replayed with others

@@ -248,8 +248,7 @@ inline void launch(void (*kernel)(A...), void** arguments, int n_arguments, cons
     if (n > 1024) fail("a block has at most 1024 threads");
     fibres = std::vector<Fibre>(n);
     warps = std::vector<Warp>((n + 31) / 32);
-    std::vector<char> stacks(n * STACK + 64);
-    char* base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(stacks.data()) + 63) & ~uintptr_t(63));
+    static char* stacks = static_cast<char*>(std::aligned_alloc(64, 1024 * STACK));
     std::vector<char> memory(shared + 256);
     dynamic_shared = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 127) & ~uintptr_t(127));
     dynamic_bytes = shared;
@@ -262,7 +261,7 @@ inline void launch(void (*kernel)(A...), void** arguments, int n_arguments, cons
     for (uint64_t i = 0; i < blocks; i++) {
         const uint64_t b = (first + i * stride) % blocks;
         block_index = {unsigned(b % grid.x), unsigned(b / grid.x % grid.y), unsigned(b / grid.x / grid.y)};
-        run_block(base, STACK, order);
+        run_block(stacks, STACK, order);
     }
 }
 

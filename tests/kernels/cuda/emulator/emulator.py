@@ -4,8 +4,9 @@
     kernel = emulator.load_kernel("norm.cu", "rms_norm")        # as `kernels.cuda.compile.load_kernel`
     kernel((rows,), (128,), (x, w, y, np.int32(n), ...), shared_mem=0)
 
-Arrays are NumPy arrays; one without dimensions is passed by value (a struct). `order` seeds the order of threads and blocks, 0 for the natural one. A kernel that would hang
-or shuffle across diverged lanes ends the process with a line that names the block.
+Arrays are NumPy arrays; one without dimensions is passed by value (a struct). `order` seeds the order of threads and
+blocks, 0 for the natural one. A kernel that would hang or shuffle across diverged lanes ends the process with a line
+that names the block.
 
 Cost   one g++ run a source and set of constants, kept in the folder; some 50 ns a thread and barrier
 """
@@ -27,7 +28,19 @@ import numpy as np
 from strata.kernels.cuda.compile import source_text
 
 HERE = Path(__file__).resolve().parent
-FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-mfma", "-mf16c", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisibility=hidden", "-fno-gnu-unique", "-w")
+FLAGS = (
+    "-std=c++17",
+    "-O1",
+    "-fPIC",
+    "-shared",
+    "-mfma",
+    "-mf16c",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fvisibility=hidden",
+    "-fno-gnu-unique",
+    "-w",
+)
 KERNEL = re.compile(r'extern\s+"C"\s+__attribute__\(\(visibility\("default"\)\)\)\s+void\s+(\w+)\s*\(')
 SHARED = re.compile(r"(extern\s+)?SHARED_MEMORY\s+(?:__attribute__\(\(aligned\(\d+\)\)\)\s*)?([^;]+);")
 DECLARATOR = re.compile(r"(.*?)(\w+)\s*((?:\[.*\])?)$", re.DOTALL)
@@ -87,7 +100,11 @@ class Kernel:
         self._function = function
         self._emulator = emulator
 
-    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0) -> None:
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0
+    ) -> None:
+        if self._emulator.recorded is not None:
+            self._emulator.recorded.append((self, grid, block, args, shared_mem))
         kept, pointers = [], (ctypes.c_void_p * len(args))()
         for i, argument in enumerate(args):
             if isinstance(argument, np.ndarray) and argument.ndim == 0:
@@ -110,10 +127,15 @@ class Kernel:
 
 
 class Emulator:
-    """Compiles sources on demand. `folder` keeps the libraries between runs."""
+    """Compiles sources on demand. `folder` keeps the libraries between runs.
+
+    While `recorded` is a list, launches are also written down there: (kernel, its arguments), to be called again as a
+    captured graph is replayed.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.order = 0
+        self.recorded: list[tuple[Any, ...]] | None = None
         self._folder = folder
         self._libraries: dict[str, ctypes.CDLL] = {}
 
@@ -135,7 +157,9 @@ class Emulator:
         text = SHARED.sub(lambda found: _shared_variables(found, sites), text)
         known = set(re.findall(r"void (ptx_\w+)\(", text))
         unknown = sorted(set(re.findall(r"\b(ptx_\w+)\(", text)) - known)
-        text = "".join(f"template <class... A> void {call}(A&&...) {{ __builtin_trap(); }}\n" for call in unknown) + text
+        text = (
+            "".join(f"template <class... A> void {call}(A&&...) {{ __builtin_trap(); }}\n" for call in unknown) + text
+        )
         text += "".join(
             f'\nextern "C" __attribute__((visibility("default"))) '
             f"void emulated_{name}(void** a, int n, const unsigned* s, size_t m, uint64_t o) "
@@ -147,7 +171,11 @@ class Emulator:
             self._folder.mkdir(parents=True, exist_ok=True)
             made = library.with_suffix(f".{os.getpid()}.part")
             done = subprocess.run(
-                ["g++", "-x", "c++", *FLAGS, "-o", str(made), "-"], input=text, capture_output=True, text=True
+                ["g++", "-x", "c++", *FLAGS, "-o", str(made), "-"],
+                input=text,
+                capture_output=True,
+                text=True,
+                check=False,
             )
             if done.returncode:
                 raise RuntimeError(f"{source} does not compile for the emulator:\n{done.stderr[:4000]}")

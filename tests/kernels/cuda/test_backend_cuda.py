@@ -1,0 +1,73 @@
+"""The backend as the model sees it: every name of the contract, the mixture of experts, embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from strata.kernels import cpu
+from strata.kernels.cuda.backend import CudaKernels
+from strata.kernels.formats import Weight
+from strata.kernels.ops import Kernels, Moe
+
+NAMES = [name for name in vars(Kernels) if not name.startswith("_")]
+
+
+def moe_of(random_weight: Callable[..., Weight], h: int, i: int, experts: int, kind: str) -> Moe:
+    return Moe(
+        router=random_weight("F32", experts, h, scale=1.0),
+        gate=random_weight(kind, i, h, experts=experts),
+        up=random_weight(kind, i, h, experts=experts, seed=1),
+        down=random_weight("Q8_0", h, i, experts=experts),
+        shared_router=random_weight("F32", 1, h, scale=1.0),
+        shared_gate=random_weight("Q8_0", i, h),
+        shared_up=random_weight("Q8_0", i, h, seed=1),
+        shared_down=random_weight("Q8_0", h, i),
+    )
+
+
+def test_the_backend_has_every_operation_of_the_contract(target):
+    kernels = CudaKernels(target.workspace())
+    assert [name for name in NAMES if not callable(getattr(kernels, name, None))] == []
+
+
+@pytest.mark.parametrize("n", [1, 5, 19])
+def test_a_mixture_of_experts_gives_the_bits_of_the_host(target, same_bits, random_weight, n):
+    w, used = moe_of(random_weight, 64, 32, 6, "Q4_0"), 3
+    x = np.random.default_rng(n).standard_normal((n, 64)).astype(np.float32)
+    kernels = CudaKernels(target.workspace(16))
+    same_bits(target.host(kernels.moe(target.put(w), target.put(x), used)), cpu.moe(w, x, used))
+
+
+def test_a_row_of_a_mixture_does_not_know_the_rows_beside_it(target, same_bits, random_weight):
+    w = target.put(moe_of(random_weight, 64, 32, 6, "Q4_0"))
+    x = np.random.default_rng(2).standard_normal((20, 64)).astype(np.float32)
+    kernels = CudaKernels(target.workspace(16))
+    prompt = target.host(kernels.moe(w, target.put(x), 2))
+    for part in (slice(0, 1), slice(3, 8)):
+        same_bits(target.host(kernels.moe(w, target.put(x[part].copy()), 2)), prompt[part])
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "F16"])
+def test_embeddings_are_the_rows_of_the_table_in_every_stream(target, same_bits, random_weight, kind):
+    table, tokens = random_weight(kind, 50, 96), np.array([3, 49, 0, 3], np.int32)
+    got = target.host(CudaKernels(target.workspace()).embed(target.put(table), target.put(tokens), 3))
+    want = np.repeat(cpu.dequantize(table, tokens.astype(np.int64))[:, None], 3, axis=1)
+    same_bits(got, want)
+
+
+def test_the_workspace_holds_the_same_after_a_call_whose_results_are_released(target, random_weight):
+    kernels, w = CudaKernels(target.workspace(16)), target.put(moe_of(random_weight, 64, 32, 6, "Q4_0"))
+    x = target.put(np.ones((3, 64), np.float32))
+    mark, used = kernels.workspace.mark(), kernels.workspace.used
+    kernels.moe(w, x, 2)
+    kernels.workspace.release(mark)
+    assert kernels.workspace.used == used
+
+
+def test_a_bound_below_one_token_is_refused(target):
+    kernels = CudaKernels(target.workspace())
+    with pytest.raises(ValueError, match="bound must be at least 1, got 0"):
+        kernels.bound = 0

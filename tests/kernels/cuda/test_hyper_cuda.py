@@ -1,0 +1,78 @@
+"""Hyper-connections on a card: the bits of the host's, in batches, and fused with the add before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from strata.kernels import cpu
+from strata.kernels.cuda.hyper import hyper_add, hyper_mix
+from strata.kernels.formats import Weight
+from strata.kernels.ops import Hyper
+
+EPS = 1e-6
+SIZES = [(1, 4, 192, 32, "Q8_0"), (5, 2, 64, 64, "Q4_0"), (20, 4, 96, 32, "F32")]
+
+
+def case(random_weight: Callable[..., Weight], c: int, h: int, r: int, kind: str, inject: bool) -> Hyper:
+    rng = np.random.default_rng(c * h)
+    return Hyper(
+        norm=1 + 0.1 * rng.standard_normal((c, h)).astype(np.float32),
+        down=random_weight(kind, r, c * h),
+        up=random_weight(kind, c * h, r),
+        inject=random_weight("F32", c, c * h) if inject else None,
+    )
+
+
+def streams(*shape: int) -> np.ndarray:
+    return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("inject", [True, False])
+@pytest.mark.parametrize(("n", "c", "h", "r", "kind"), SIZES)
+def test_mix_gives_the_bits_of_the_host(target, same_bits, random_weight, n, c, h, r, kind, inject):
+    hc, x = case(random_weight, c, h, r, kind, inject), streams(n, c, h)
+    u, beta = hyper_mix(target.workspace(), target.put(x), target.put(hc), EPS, rows_at_once=64)
+    want_u, want_beta = cpu.hyper_mix(x, hc, EPS)
+    same_bits(target.host(u), want_u)
+    if not inject:
+        assert beta is None and want_beta is None
+        return
+    same_bits(target.host(beta), want_beta)
+
+
+def test_rows_in_batches_are_the_rows_at_once(target, same_bits, random_weight):
+    hc, x = target.put(case(random_weight, 2, 64, 32, "Q8_0", True)), target.put(streams(9, 2, 64))
+    space = target.workspace()
+    whole, parts = (hyper_mix(space, x, hc, EPS, rows_at_once=rows) for rows in (9, 4))
+    for a, b in zip(whole, parts, strict=True):
+        same_bits(target.host(a), target.host(b))
+
+
+def test_mix_with_what_was_added_is_add_then_mix(target, same_bits, random_weight):
+    hc = target.put(case(random_weight, 4, 64, 32, "Q8_0", True))
+    y, beta = target.put(streams(3, 64)), target.put(streams(3, 4))
+    x, other = target.put(streams(3, 4, 64)), target.put(streams(3, 4, 64))
+    space = target.workspace()
+    hyper_add(x, beta, y)
+    apart = hyper_mix(space, x, hc, EPS, 64)
+    fused = hyper_mix(space, other, hc, EPS, 64, (beta, y))
+    same_bits(target.host(other), target.host(x))
+    for a, b in zip(apart, fused, strict=True):
+        same_bits(target.host(a), target.host(b))
+
+
+def test_add_gives_the_bits_of_the_host(target, same_bits):
+    x, beta, y = streams(5, 3, 36), streams(5, 3), streams(5, 36)
+    moved = target.put(x)
+    hyper_add(moved, target.put(beta), target.put(y))
+    cpu.hyper_add(x, beta, y)
+    same_bits(target.host(moved), x)
+
+
+def test_a_width_that_cannot_be_read_four_at_a_time_is_refused(target):
+    x, beta, y = (target.put(streams(*shape)) for shape in ((2, 3, 10), (2, 3), (2, 10)))
+    with pytest.raises(ValueError, match="H must be a multiple of 4, got 10"):
+        hyper_add(x, beta, y)
