@@ -68,11 +68,12 @@ def _copies(kind: TensorType, room: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """rows of a tile · eights of activation rows · warps of a block · warps of a ring · stages of a warp · copies of
-    the table · blocks · pitches and byte offsets of the parts of shared memory, and its size."""
+    """rows of a tile · eights of activation rows · a single row? · warps of a block · warps of a ring · stages of a
+    warp · copies of the table · blocks · pitches and byte offsets of the parts of shared memory, and its size."""
 
     rows: int
     eights: int
+    one: bool
     warps: int
     ring: int
     stages: int
@@ -86,6 +87,7 @@ class WindowPlan:
     at_sums: int
     at_lists: int
     at_mail: int
+    at_terms: int
     at_grid: int
     at_stages: int
     at_y: int
@@ -98,7 +100,9 @@ class WindowPlan:
             "MODE": mode,
             "ROWS": self.rows,
             "NT": self.eights,
+            "ONE": int(self.one),
             "WARPS": self.warps,
+            "STAGES": self.stages,
             "COPIES": self.copies,
         }
 
@@ -136,16 +140,39 @@ def window_plan(
     tuning: Tuning = UNTUNED,
 ) -> WindowPlan:
     """A plan for n rows; matrix_rows: rows of each matrix, or of an expert. Raises ValueError when nothing fits."""
-    eights = 1 if n <= 8 else 2
-    for warps in (tuning.warps,) if tuning.warps else (16, 8, 4) if eights == 1 else (8, 4):
-        for stages in (tuning.stages,) if tuning.stages else (4, 3, 2) if card.arch >= 80 else (2, 1):
-            plan = _window_layout(card, kind, mode, matrix_rows, cols, n, used, warps, stages, tuning)
+    rows = 16 if mode == GATE_UP else tuning.rows or 8
+    most = (32 if rows == 8 else 24) if n == 1 else 16 if n <= 8 else 8
+    for warps in (tuning.warps,) if tuning.warps else (w for w in (32, 24, 16, 8, 4) if w <= most):
+        for stages in (tuning.stages,) if tuning.stages else (3, 2) if card.arch >= 80 else (2, 1):
+            plan = _window_layout(card, kind, mode, matrix_rows, cols, n, used, rows, warps, stages, tuning)
             if plan.shared <= card.shared_block - STATIC:
                 return plan
     raise ValueError(
         f"{n} rows of {cols} inputs with {kind.name} take {plan.shared} bytes of shared memory, "
         f"the card gives a block {card.shared_block}; send fewer rows"
     )
+
+
+ISSUE_CYCLES: Final = 130
+"""Cycles of a multiprocessor for a chunk of 8 rows when all its warps are busy."""
+LONE_CYCLES: Final = 1800
+"""Cycles of a warp for a chunk when it waits for nobody."""
+HAND_CYCLES: Final = 130
+"""Cycles from the sums of one chunk to those of the next in a ring."""
+
+
+def _ring(card: Card, tiles: int, chunks: int, warps: int, rows: int) -> int:
+    """Warps of a ring. Large rings share a few tiles evenly over a card, small ones pass sums on less often. The
+    figures are those of an H200; they only choose and change no result."""
+
+    def cycles(ring: int) -> int:
+        rings = warps // ring
+        issue = -(-tiles // card.multiprocessors) * chunks * ISSUE_CYCLES * rows // 8
+        step = max(HAND_CYCLES if ring > 1 else 0, LONE_CYCLES * rows // 8 // min(ring, chunks))
+        turns = -(-tiles // (card.multiprocessors * rings))
+        return max(issue, turns * chunks * step) + (ring > 1) * min(ring, chunks) * HAND_CYCLES
+
+    return min((r for r in range(1, warps + 1) if warps % r == 0), key=cycles)
 
 
 def _window_layout(
@@ -156,23 +183,19 @@ def _window_layout(
     cols: int,
     n: int,
     used: int,
+    rows: int,
     warps: int,
     stages: int,
     tuning: Tuning,
 ) -> WindowPlan:
     eights = 1 if n <= 8 else 2
-    rows = 16 if mode == GATE_UP else tuning.rows or 8
     own = 8 if mode == GATE_UP else rows  # rows of a matrix in a tile
     tiles = sum(-(-r // own) for r in matrix_rows)
     chunks = -(-cols // CHUNK)
     pairs = n * used
-    work = tiles * (1 if mode == DENSE else min(pairs, 8 * used))
-    ring = 1
-    if mode != DOWN:
-        while ring < warps and 2 * ring <= chunks and ring * work < card.multiprocessors * warps:
-            ring *= 2
-    ring = min(tuning.ring or ring, warps)
-    blocks = min(card.multiprocessors, tiles if mode == DOWN else -(-work * ring // warps))
+    work = tiles * (1 if mode == DENSE else pairs)
+    ring = 1 if mode == DOWN else min(tuning.ring or _ring(card, work, chunks, warps, rows), warps)
+    blocks = min(card.multiprocessors, tiles if mode == DOWN else work)
     inputs = pairs if mode == DOWN else n
     room = tuning.table_room or (64 << 10 if card.shared_block >= 160 << 10 else 16 << 10)
     copies = _copies(kind, room)
@@ -186,7 +209,8 @@ def _window_layout(
         "scales": inputs * scale_pitch * 4,
         "sums": inputs * sum_pitch * 4,
         "lists": (1 + pairs * (4 + 8 * eights)) * 4 if pairs else 0,
-        "mail": warps * 32 * (rows // 8 * 2 * eights) * 4 if ring > 1 else 0,
+        "mail": warps * 32 * (rows // 8 * (1 if n == 1 else 2 * eights)) * 4 if ring > 1 else 0,
+        "terms": warps * rows * (CHUNK // kind.group * (1 + kind.has_offset) + 4) * 4 if n == 1 else 0,
         "grid": _table_bytes(kind) * copies,
         "stages": warps * stages * rows * _chunk_pitch(kind),
         "y": -(-tiles // max(blocks, 1)) * pairs * rows * 4 if mode == DOWN else 0,
@@ -196,8 +220,8 @@ def _window_layout(
         at[name] = begin
         begin += _round(size, 128)
     return WindowPlan(
-        rows, eights, warps, ring, stages, copies, max(blocks, 1), tiles, input_pitch, scale_pitch, sum_pitch,
-        at["scales"], at["sums"], at["lists"], at["mail"], at["grid"], at["stages"], at["y"], begin,
+        rows, eights, n == 1, warps, ring, stages, copies, max(blocks, 1), tiles, input_pitch, scale_pitch, sum_pitch,
+        at["scales"], at["sums"], at["lists"], at["mail"], at["terms"], at["grid"], at["stages"], at["y"], begin,
     )  # fmt: skip
 
 

@@ -56,8 +56,8 @@ DEVICE u32 load2(const u8* p) {
 
 DEVICE float half_at(const u8* p) { return half_value(*(const u16*)p); }
 
-// A small integer as a float without a conversion instruction, which runs at a quarter of the rate.
-DEVICE float number(int i) { return float_bits(0x4B400000u + i) - 12582912.0f; }
+// d * i for a half-precision d and a small integer, exact, without a conversion (those run at a quarter of the rate).
+DEVICE float times(float d, int i) { return fmaf(float_bits(0x4B400000u + i), d, d * -12582912.0f); }
 
 // Four bits to bit `at` of four bytes.
 DEVICE u32 spread4(u32 nibble, int at) { return (nibble * (0x00204081u << at)) & (0x01010101u << at); }
@@ -184,8 +184,8 @@ struct Q2_K {
         int k = 2 * (s & 3);
         c0 = load4<4>(q) >> k & 0x03030303u, c1 = load4<4>(q + 16) >> k & 0x03030303u;
     }
-    DEVICE static float scale(const u8* p, int g) { return half_at(p + 80) * number(p[g] & 15); }
-    DEVICE static float offset(const u8* p, int g) { return -half_at(p + 82) * number(p[g] >> 4); }
+    DEVICE static float scale(const u8* p, int g) { return times(half_at(p + 80), p[g] & 15); }
+    DEVICE static float offset(const u8* p, int g) { return times(-half_at(p + 82), p[g] >> 4); }
 };
 
 struct Q3_K {
@@ -200,7 +200,7 @@ struct Q3_K {
     }
     DEVICE static float scale(const u8* p, int g) {
         int low = p[96 + (g & 7)] >> 4 * (g >> 3) & 15, high = p[104 + (g & 3)] >> 2 * (g >> 2) & 3;
-        return half_at(p + 108) * 0.03125f * number((low | high << 4) - 32);
+        return times(half_at(p + 108) * 0.03125f, (low | high << 4) - 32);
     }
     NO_OFFSET
 };
@@ -218,8 +218,8 @@ struct Q4_K {
         int k = 4 * (s & 1);
         c0 = load4<4>(q) >> k & 0x0F0F0F0Fu, c1 = load4<4>(q + 16) >> k & 0x0F0F0F0Fu;
     }
-    DEVICE static float scale(const u8* p, int g) { return half_at(p) * number(k_scale(p + 4, g, 0)); }
-    DEVICE static float offset(const u8* p, int g) { return -half_at(p + 2) * number(k_scale(p + 4, g, 4)); }
+    DEVICE static float scale(const u8* p, int g) { return times(half_at(p), k_scale(p + 4, g, 0)); }
+    DEVICE static float offset(const u8* p, int g) { return times(-half_at(p + 2), k_scale(p + 4, g, 4)); }
 };
 
 struct Q5_K {
@@ -245,7 +245,7 @@ struct Q6_K {
         const u8 *q = p + 64 * (s >> 2) + 32 * (s & 1) + 4 * t, *h = p + 128 + 32 * (s >> 2) + 4 * t;
         c0 = code(load4<2>(q), load4<2>(h), s), c1 = code(load4<2>(q + 16), load4<2>(h + 16), s);
     }
-    DEVICE static float scale(const u8* p, int g) { return half_at(p + 208) * 0.25f * number((i8)p[192 + g]); }
+    DEVICE static float scale(const u8* p, int g) { return times(half_at(p + 208) * 0.25f, (i8)p[192 + g]); }
     NO_OFFSET
 };
 
@@ -258,7 +258,7 @@ struct IQ4_XS {
     }
     DEVICE static float scale(const u8* p, int g) {
         int low = p[4 + (g >> 1)] >> 4 * (g & 1) & 15, high = load2<2>(p + 2) >> 2 * g & 3;
-        return half_at(p) * number((low | high << 4) - 32);
+        return times(half_at(p), (low | high << 4) - 32);
     }
     NO_OFFSET
 };

@@ -6,8 +6,8 @@
 // a ring in turn: each computes its terms alone and then waits for the running sums of the chunk before it, adds its own
 // in the order of the row and hands them on. The order is therefore the order of the row, whatever the launch.
 //
-// Constants: TYPE a format, ROWS weight rows of a tile (8, 16), NT eights of activation rows (1, 2), WARPS of a block,
-// COPIES of the type's table, and MODE:
+// Constants: TYPE a format, ROWS weight rows of a tile (8, 16), NT eights of activation rows (1, 2), ONE = 1 for a single
+// activation row, WARPS of a block, STAGES of a warp, COPIES of the type's table, and MODE:
 //   DENSE    several matrices of one type with the same input; out (n, rows) each
 //   GATE_UP  experts: 8 rows of gate and 8 of up; out (pairs, rows) = silu(gate x) * (up x)
 //   DOWN     experts, the pairs' own inputs; out (n, rows) = weighted sum in rank order, from 0
@@ -43,8 +43,8 @@ struct Arguments {
     const int* ids;      // (n, used)
     const float* weights;
     const float* given;  // (n * used, rows), or null
-    int n, used, cols, tiles, ring, stages;
-    int at_scales, at_sums, at_lists, at_mail, at_grid, at_stages, at_y;  // parts of shared memory, bytes
+    int n, used, cols, tiles, ring;
+    int at_scales, at_sums, at_lists, at_mail, at_terms, at_grid, at_stages, at_y;  // parts of shared memory, bytes
     int input_pitch, scale_pitch, sum_pitch;
 };
 
@@ -52,9 +52,13 @@ typedef TYPE F;
 enum {
     CHUNK_BYTES = 256 / F::BLOCK * F::BYTES,
     PITCH = ((CHUNK_BYTES + 15 + 4 + 15) / 16 | 1) * 16,  // of a row in a stage; an odd number of 16s spreads the banks
+    STAGE = ROWS * PITCH,
     GROUPS = 256 / F::GROUP,
+    PER_SPAN = 32 / F::GROUP,
     COLUMNS = 8 * NT,
-    PART = ROWS / 8 * 2 * NT  // sums of a lane
+    LINES = ONE ? 1 : 2 * NT,        // columns whose scales a lane needs
+    PART = ROWS / 8 * LINES,         // sums of a lane: row g, then row g + 8
+    TERMS = GROUPS * (1 + F::OFFSET) + 4  // ONE: floats of a row's terms; the 4 spread 8 rows over the banks
 };
 
 typedef Lists<COLUMNS> Experts;
@@ -68,7 +72,7 @@ struct Tile {  // where the rows of a tile lie
     int row, rows, matrix, expert;  // first row, rows of the matrix, number of the matrix, of the unique expert
 };
 
-DEVICE Tile tile_of(const Arguments& a, const Experts& lists, int item, int tiles) {
+DEVICE Tile tile_of(const Arguments& a, const Experts& lists, int item, int tiles, int first_tile) {
     Tile tile;
     tile.matrix = tile.expert = 0;
     if (MODE == DENSE) {
@@ -79,12 +83,11 @@ DEVICE Tile tile_of(const Arguments& a, const Experts& lists, int item, int tile
         tile.row = (item - before) * ROWS;
         tile.rows = a.matrix[m].rows;
     } else {
-        int u = item / tiles;
+        const int u = item / tiles, e = lists.expert(u);
         tile.expert = u;
-        int e = lists.expert(u);
         tile.first = (const u8*)a.first[e];
         tile.second = MODE == GATE_UP ? (const u8*)a.second[e] : tile.first;
-        tile.row = (item - u * tiles) * (MODE == GATE_UP ? 8 : ROWS);
+        tile.row = (item - u * tiles + first_tile) * (MODE == GATE_UP ? 8 : ROWS);
         tile.rows = a.matrix[0].rows;
     }
     return tile;
@@ -110,7 +113,7 @@ DEVICE void inputs_to_shared(const Arguments& a, u8* shared, int inputs) {
             if (i < total) {
                 store_octet<F::ORDER>(q + row * a.input_pitch + 32 * (o >> 2), o & 3, octet);
                 if ((o & 3) == 0) d[row * a.scale_pitch + (o >> 2)] = octet.d;
-                if (F::OFFSET) store_sums<F::GROUP>(sums + row * a.sum_pitch + (o >> 2) * (32 / F::GROUP), o & 3, octet);
+                if (F::OFFSET) store_sums<F::GROUP>(sums + row * a.sum_pitch + (o >> 2) * PER_SPAN, o & 3, octet);
             }
         }
         return;
@@ -139,71 +142,124 @@ DEVICE void grid_to_shared(u8* to) {
 #endif
 }
 
+struct Columns {  // what a lane reads of the activations: inputs of column g, scales and sums of columns 2 t, 2 t + 1
+    const u8* input[NT];
+    const float* scales[LINES];
+    const float* sums[LINES];
+};
+
+// The sums of codes of span s, one or two groups: sum[k][0, 1] row g and columns 2 t, 2 t + 1, sum[k][2, 3] row g + 8.
+DEVICE void span_sums(int (&sum)[PER_SPAN][4], const u32 (&c)[4], const u8* input) {
+    const uint2 b = *(const uint2*)input;
+    if (F::GROUP == 32) {
+        multiply32<ROWS>(sum[0], c, b.x, b.y);
+    } else {
+        multiply16<ROWS>(sum[0], c[0], c[1], b.x);
+        multiply16<ROWS>(sum[PER_SPAN - 1], c[2], c[3], b.y);
+    }
+}
+
+DEVICE void span_codes(u32 (&c)[4], const u8* p0, const u8* p1, int s, int t, Grid grid) {
+    c[1] = c[3] = 0;
+    F::span(p0, s, t, grid, c[0], c[2]);
+    if (ROWS == 16) F::span(p1, s, t, grid, c[1], c[3]);
+}
+
 // The terms of a chunk: products scaled, not yet by the activations' scales.
-DEVICE void chunk_terms(float (&terms)[GROUPS][PART], const u8* p0, const u8* p1, Grid grid, const u8* const (&input)[NT],
-                        int t, int spans) {
+DEVICE void chunk_terms(float (&terms)[GROUPS][PART], const u8* p0, const u8* p1, Grid grid, const Columns& columns,
+                        int chunk, int t, int spans) {
 #pragma unroll
     for (int s = 0; s < 8; s++) {
         if (F::BLOCK < 256 && s >= spans) continue;
-        u32 c[4] = {0, 0, 0, 0};
-        F::span(p0, s, t, grid, c[0], c[2]);
-        if (ROWS == 16) F::span(p1, s, t, grid, c[1], c[3]);
+        u32 c[4];
+        span_codes(c, p0, p1, s, t, grid);
 #pragma unroll
-        for (int k = 0; k < 32 / F::GROUP; k++) {
-            const int g = s * (32 / F::GROUP) + k;
-            const float scale0 = F::scale(p0, g), lift0 = scale0 * -MAGIC;
-            const float scale1 = ROWS == 16 ? F::scale(p1, g) : 0.0f, lift1 = scale1 * -MAGIC;
+        for (int nt = 0; nt < NT; nt++) {
+            int sum[PER_SPAN][4];
+            span_sums(sum, c, columns.input[nt] + 256 * chunk + 32 * s);
 #pragma unroll
-            for (int nt = 0; nt < NT; nt++) {
-                const uint2 b = *(const uint2*)(input[nt] + 32 * s);
-                int sum[4];
-                if (F::GROUP == 32) multiply32<ROWS>(sum, c, b.x, b.y);
-                else if (k == 0) multiply16<ROWS>(sum, c[0], c[1], b.x);
-                else multiply16<ROWS>(sum, c[2], c[3], b.y);
-                float* out = &terms[g][nt * (PART / NT)];
-                out[0] = scaled(sum[0], scale0, lift0);
-                out[1] = scaled(sum[1], scale0, lift0);
-                if (ROWS == 16) out[2] = scaled(sum[2], scale1, lift1), out[3] = scaled(sum[3], scale1, lift1);
+            for (int k = 0; k < PER_SPAN; k++)
+#pragma unroll
+                for (int h = 0; h < ROWS / 8; h++) {
+                    const float scale = F::scale(h ? p1 : p0, s * PER_SPAN + k), lift = scale * -MAGIC;
+#pragma unroll
+                    for (int i = 0; i < 2; i++)
+                        terms[s * PER_SPAN + k][h * LINES + 2 * nt + i] = scaled(sum[k][2 * h + i], scale, lift);
+                }
+        }
+    }
+}
+
+// The same for a single activation row. All columns are that row, so every lane of a quad has the sums of its weight row:
+// lane t scales every fourth group, and the terms meet in shared memory.
+DEVICE void chunk_terms_of_one(float* terms, const u8* p0, const u8* p1, Grid grid, const Columns& columns, int chunk,
+                               int t, int spans) {
+    enum { OWN = GROUPS / 4 };
+    float mine[ROWS / 8][OWN * (1 + F::OFFSET)];  // stored at the end: a store between loads would make them again
+#pragma unroll
+    for (int q = 0; q < OWN; q++) {
+        int sums[4][2];
+#pragma unroll
+        for (int i = 0; i < 4 / PER_SPAN; i++) {
+            const int s = 4 / PER_SPAN * q + i;
+            int sum[PER_SPAN][4] = {};
+            if (F::BLOCK == 256 || s < spans) {
+                u32 c[4];
+                span_codes(c, p0, p1, s, t, grid);
+                span_sums(sum, c, columns.input[0] + 256 * chunk + 32 * s);
+            }
+#pragma unroll
+            for (int k = 0; k < PER_SPAN; k++) sums[i * PER_SPAN + k][0] = sum[k][0], sums[i * PER_SPAN + k][1] = sum[k][2];
+        }
+        const int group = 4 * q + t;
+#pragma unroll
+        for (int h = 0; h < ROWS / 8; h++) {
+            const int low = t & 1 ? sums[1][h] : sums[0][h], high = t & 1 ? sums[3][h] : sums[2][h];
+            const float scale = F::scale(h ? p1 : p0, group);
+            mine[h][q] = scaled(t & 2 ? high : low, scale, scale * -MAGIC);
+            if (F::OFFSET) mine[h][OWN + q] = columns.sums[0][chunk * GROUPS + group] * F::offset(h ? p1 : p0, group);
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < ROWS / 8; h++)
+#pragma unroll
+        for (int i = 0; i < OWN * (1 + F::OFFSET); i++) terms[8 * h * TERMS + 4 * i + t] = mine[h][i];
+}
+
+DEVICE void add_terms(float (&acc)[PART], const float (&terms)[GROUPS][PART], const float (&d)[LINES][8], const u8* p0,
+                      const u8* p1, const Columns& columns, int chunk, int spans) {
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        const int s = g / PER_SPAN;
+        if (F::BLOCK < 256 && s >= spans) continue;
+#pragma unroll
+        for (int h = 0; h < ROWS / 8; h++) {
+            const float offset = F::OFFSET ? F::offset(h ? p1 : p0, g) : 0.0f;
+#pragma unroll
+            for (int i = 0; i < LINES; i++) {
+                float& sum = acc[h * LINES + i];
+                sum = fmaf(terms[g][h * LINES + i], d[i][s], sum);
+                if (F::OFFSET) sum = fmaf(columns.sums[i][chunk * GROUPS + g] * offset, d[i][s], sum);
             }
         }
     }
 }
 
-struct Columns {  // what a lane reads of the activations: inputs of column g, scales and sums of columns 2 t, 2 t + 1
-    const u8* input[NT];
-    const float* scales[2 * NT];
-    const float* sums[2 * NT];
-};
-
-DEVICE void add_terms(float (&acc)[PART], const float (&terms)[GROUPS][PART], const float (&d)[2 * NT][8], const u8* p0,
-                      const u8* p1, const Columns& columns, int chunk, int spans) {
+DEVICE void add_terms_of_one(float (&acc)[PART], const float4 (&terms)[ROWS / 8][(TERMS - 4) / 4], const float (&d)[LINES][8],
+                             int spans) {
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
-        const int s = g * F::GROUP / 32;
+        const int s = g / PER_SPAN;
         if (F::BLOCK < 256 && s >= spans) continue;
-        float offset0 = 0.0f, offset1 = 0.0f;
-        if (F::OFFSET) {
-            offset0 = F::offset(p0, g);
-            if (ROWS == 16) offset1 = F::offset(p1, g);
+#pragma unroll
+        for (int h = 0; h < ROWS / 8; h++) {
+            const auto at = [&](int k) {
+                const float4& v = terms[h][k / 4];
+                return k % 4 == 0 ? v.x : k % 4 == 1 ? v.y : k % 4 == 2 ? v.z : v.w;
+            };
+            acc[h] = fmaf(at(g), d[0][s], acc[h]);
+            if (F::OFFSET) acc[h] = fmaf(at(GROUPS + g), d[0][s], acc[h]);
         }
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const float scale = d[2 * nt + i][s];
-                float& low = acc[nt * (PART / NT) + i];
-                low = fmaf(terms[g][nt * (PART / NT) + i], scale, low);
-                float sum = 0.0f;
-                if (F::OFFSET) {
-                    sum = columns.sums[2 * nt + i][chunk * GROUPS + g];
-                    low = fmaf(sum * offset0, scale, low);
-                }
-                if (ROWS == 16) {
-                    float& high = acc[nt * (PART / NT) + 2 + i];
-                    high = fmaf(terms[g][nt * (PART / NT) + 2 + i], scale, high);
-                    if (F::OFFSET) high = fmaf(sum * offset1, scale, high);
-                }
-            }
     }
 }
 
@@ -221,46 +277,39 @@ DEVICE void hand_sums(const float (&acc)[PART], Mail* box, u32* flag, int lane) 
     raise(flag, 1, lane);
 }
 
-// The finished sums of a tile to where they go: `y` is DOWN's table of pairs in shared memory.
+// The finished sums of a tile to where they go: `y` is DOWN's table of the tile's pairs in shared memory.
 DEVICE void finish(const Arguments& a, const float (&acc)[PART], const Tile& tile, const Experts& lists, float* y, int g,
                    int t) {
-    const int row = tile.row + g, columns = MODE == DENSE ? a.n : lists.count(tile.expert);
+    const int columns = MODE == DENSE ? a.n : lists.count(tile.expert);
 #pragma unroll
-    for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int column = 8 * nt + 2 * t + i;
-            if (column >= columns) continue;
-            const float low = acc[nt * (PART / NT) + i], high = ROWS == 16 ? acc[nt * (PART / NT) + 2 + i] : 0.0f;
-            if (MODE == DENSE) {
-                float* out = a.matrix[tile.matrix].out + (long long)column * tile.rows;
-                if (a.join) {
-                    const float weight = sigmoid_f32(a.join[column]);
-                    if (row < tile.rows) out[row] = fmaf(weight, low, out[row]);
-                    if (ROWS == 16 && row + 8 < tile.rows) out[row + 8] = fmaf(weight, high, out[row + 8]);
-                } else {
-                    if (row < tile.rows) out[row] = low;
-                    if (ROWS == 16 && row + 8 < tile.rows) out[row + 8] = high;
-                }
-            } else if (MODE == GATE_UP) {
-                if (row < tile.rows) a.matrix[0].out[(long long)lists.member(tile.expert, column) * tile.rows + row] = silu_f32(low) * high;
-            } else if (MODE == PAIRS) {
-                float* out = a.matrix[0].out + (long long)lists.member(tile.expert, column) * tile.rows;
-                if (row < tile.rows) out[row] = low;
-                if (ROWS == 16 && row + 8 < tile.rows) out[row + 8] = high;
-            } else {
-                y[lists.member(tile.expert, column) * ROWS + g] = low;
-                if (ROWS == 16) y[lists.member(tile.expert, column) * ROWS + g + 8] = high;
-            }
+    for (int i = 0; i < LINES; i++) {
+        const int column = ONE ? t : 8 * (i / 2) + 2 * t + i % 2;
+        if (column >= columns) continue;
+        const int pair = MODE == DENSE ? column : lists.member(tile.expert, column);
+        if (MODE == GATE_UP) {
+            const int row = tile.row + g;
+            const float h = silu_f32(acc[i]) * acc[ROWS / 8 * LINES - LINES + i];
+            if (row < tile.rows) a.matrix[0].out[(long long)pair * tile.rows + row] = h;
+            continue;
         }
+        float* out = a.matrix[tile.matrix].out + (long long)pair * tile.rows;
+        const float weight = MODE == DENSE && a.join ? sigmoid_f32(a.join[column]) : 0.0f;
+#pragma unroll
+        for (int h = 0; h < ROWS / 8; h++) {
+            const int row = tile.row + 8 * h + g;
+            const float sum = acc[h * LINES + i];
+            if (MODE == DOWN) y[pair * ROWS + 8 * h + g] = sum;
+            else if (row < tile.rows) out[row] = MODE == DENSE && a.join ? fmaf(weight, sum, out[row]) : sum;
+        }
+    }
 }
 
-KERNEL __launch_bounds__(32 * WARPS) void product_window(PARAMETER Arguments a) {
+KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments a) {
     extern __shared__ __align__(16) u8 shared[];
     __shared__ u32 flags[WARPS];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int pairs = a.n * a.used, chunks = (a.cols + 255) / 256;
-    const long long row_bytes = a.cols / F::BLOCK * F::BYTES;
+    const int row_bytes = a.cols / F::BLOCK * F::BYTES;
     const Experts lists{(int*)(shared + a.at_lists), pairs};
     if (threadIdx.x < WARPS) flags[threadIdx.x] = 0;
     if (MODE != DENSE) lists.build(a.ids, a.first);
@@ -269,42 +318,44 @@ KERNEL __launch_bounds__(32 * WARPS) void product_window(PARAMETER Arguments a) 
     const int ring = warp / a.ring, place = warp - ring * a.ring, rings = WARPS / a.ring;
     const int first_tile = MODE == DOWN ? (int)((long long)a.tiles * blockIdx.x / gridDim.x) : 0;
     const int tiles = MODE == DOWN ? (int)((long long)a.tiles * (blockIdx.x + 1) / gridDim.x) - first_tile : a.tiles;
-    const int items = MODE == DENSE ? a.tiles : tiles * lists.unique();
+    const int items = ring >= rings ? 0 : MODE == DENSE ? a.tiles : tiles * lists.unique();  // left-over warps rest
     const int begin = MODE == DOWN ? ring : ring * gridDim.x + blockIdx.x;
     const int step = MODE == DOWN ? rings : rings * gridDim.x;
 
-    // Copies run `stages - 1` chunks ahead: lane l copies pieces of row l / LANES_A_ROW.
-    enum { LANES_A_ROW = 32 / ROWS, PIECES = (CHUNK_BYTES + 30) / 16 };
-    u8* stage_base = shared + a.at_stages + warp * a.stages * (ROWS * PITCH);
-    const int copy_row = lane / LANES_A_ROW, copy_piece = lane % LANES_A_ROW;
-    int load_item = begin, load_chunk = place, load_stage = 0;
+    // Copies run STAGES - 1 chunks ahead: lane l copies pieces of 16 bytes of row l / LANES_A_ROW.
+    enum { LANES_A_ROW = 32 / ROWS, PIECES = ((CHUNK_BYTES + 30) / 16 + LANES_A_ROW - 1) / LANES_A_ROW };
+    u8* const stages = shared + a.at_stages + warp * (STAGES * STAGE);
+    const int copy_first = 16 * (lane % LANES_A_ROW);
+    u8* const copy_to = stages + lane / LANES_A_ROW * PITCH + copy_first;
+    int load_item = begin, load_chunk = place, load_stage = 0, loaded_item = -1;
     const u8* load_row = 0;
-    int loaded_item = -1;
     auto load = [&]() {
         while (load_chunk >= chunks) load_chunk -= chunks, load_item += step;
         if (load_item < items) {
             if (load_item != loaded_item) {
-                Tile tile = tile_of(a, lists, load_item, tiles);
-                if (MODE == DOWN) tile.row += first_tile * ROWS;
-                load_row = row_of(tile, copy_row, row_bytes);
+                load_row = row_of(tile_of(a, lists, load_item, tiles, first_tile), lane / LANES_A_ROW, row_bytes);
                 loaded_item = load_item;
             }
-            const u8* from = load_row + load_chunk * (long long)CHUNK_BYTES;
+            const int at = load_chunk * CHUNK_BYTES;
+            const u8* from = load_row + at;
             const int shift = (int)((u64)from & 15);
-            const int bytes = min((int)CHUNK_BYTES, (int)(row_bytes - load_chunk * CHUNK_BYTES));
-            const int pieces = (shift + bytes + 15) >> 4;
-            u8* to = stage_base + load_stage * (ROWS * PITCH) + copy_row * PITCH;
+            const int bytes = F::BLOCK == 256 ? (int)CHUNK_BYTES : min((int)CHUNK_BYTES, row_bytes - at);
+            const int end = shift + bytes - copy_first;
+            from += copy_first - shift;
+            u8* to = copy_to + load_stage;
 #pragma unroll
-            for (int i = 0; i < (PIECES + LANES_A_ROW - 1) / LANES_A_ROW; i++) {
-                const int piece = copy_piece + i * LANES_A_ROW;
-                if (piece < pieces) copy16(to + 16 * piece, from - shift + 16 * piece);
+            for (int i = 0; i < PIECES; i++) {
+                enum { NEXT = 16 * LANES_A_ROW };
+                const bool whole = F::BLOCK == 256 && i * NEXT + NEXT - 16 < CHUNK_BYTES;
+                if (whole || i * NEXT < end) copy16(to + i * NEXT, from + i * NEXT);
             }
         }
         copies_commit();
         load_chunk += a.ring;
-        load_stage = load_stage + 1 == a.stages ? 0 : load_stage + 1;
+        load_stage = load_stage == (STAGES - 1) * STAGE ? 0 : load_stage + STAGE;
     };
-    for (int i = 1; i < a.stages; i++) load();
+#pragma unroll 1
+    for (int i = 1; i < STAGES; i++) load();
 
     grid_to_shared(shared + a.at_grid);
     inputs_to_shared(a, shared, MODE == DOWN ? pairs : a.n);
@@ -312,26 +363,24 @@ KERNEL __launch_bounds__(32 * WARPS) void product_window(PARAMETER Arguments a) 
 
     const int copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES;
     const Grid grid{shared + a.at_grid + copy * (F::LOOK == WORD ? 4 : 8)};
-    Mail* mail = (Mail*)(shared + a.at_mail);
-    const int next = ring * a.ring + (place + 1 == a.ring ? 0 : place + 1);
-    float* y = (float*)(shared + a.at_y);
+    Mail* const mail = (Mail*)(shared + a.at_mail);
+    const int next = place + 1 == a.ring ? warp - place : warp + 1;
+    float* const my_terms = (float*)(shared + a.at_terms) + warp * (ROWS * TERMS) + g * TERMS;
 
     Columns columns;
     auto look_at = [&](const Tile& tile) {  // the tile's columns: activation rows by number
         const int n = MODE == DENSE ? a.n : lists.count(tile.expert);
         auto input_row = [&](int column) {
-            if (column >= n) column = n - 1;
+            column = min(column, n - 1);
             return MODE == DENSE ? column : lists.member(tile.expert, column) / (MODE == DOWN ? 1 : a.used);
         };
 #pragma unroll
-        for (int nt = 0; nt < NT; nt++) {
-            columns.input[nt] = shared + input_row(8 * nt + g) * a.input_pitch + 8 * t;
+        for (int nt = 0; nt < NT; nt++) columns.input[nt] = shared + input_row(8 * nt + g) * a.input_pitch + 8 * t;
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int row = input_row(8 * nt + 2 * t + i);
-                columns.scales[2 * nt + i] = (const float*)(shared + a.at_scales) + row * a.scale_pitch;
-                columns.sums[2 * nt + i] = (const float*)(shared + a.at_sums) + row * a.sum_pitch;
-            }
+        for (int i = 0; i < LINES; i++) {
+            const int row = input_row(ONE ? 0 : 8 * (i / 2) + 2 * t + i % 2);
+            columns.scales[i] = (const float*)(shared + a.at_scales) + row * a.scale_pitch;
+            columns.sums[i] = (const float*)(shared + a.at_sums) + row * a.sum_pitch;
         }
     };
 
@@ -343,35 +392,41 @@ KERNEL __launch_bounds__(32 * WARPS) void product_window(PARAMETER Arguments a) 
         while (chunk >= chunks) chunk -= chunks, item += step;
         if (item >= items) break;
         if (item != seen_item) {
-            tile = tile_of(a, lists, item, tiles);
-            if (MODE == DOWN) tile.row += first_tile * ROWS;
+            tile = tile_of(a, lists, item, tiles, first_tile);
             low = (u32)(u64)row_of(tile, g, row_bytes);
             if (ROWS == 16) high = (u32)(u64)row_of(tile, g + 8, row_bytes);
             if (MODE != DENSE || seen_item < 0) look_at(tile);
             seen_item = item;
         }
         load();
-        if (a.stages == 1) copies_wait<0>();
-        else if (a.stages == 2) copies_wait<1>();
-        else if (a.stages == 3) copies_wait<2>();
-        else copies_wait<3>();
+        copies_wait<STAGES - 1>();
         __syncwarp();
 
-        const u8* from = stage_base + stage * (ROWS * PITCH) + g * PITCH;
+        const u8* from = stages + stage + g * PITCH;
         const u8* p0 = from + ((low + chunk * CHUNK_BYTES) & 15);
         const u8* p1 = from + 8 * PITCH + ((high + chunk * CHUNK_BYTES) & 15);
         const int spans = min(8, a.cols / 32 - 8 * chunk);
-        float terms[GROUPS][PART], d[2 * NT][8];
-        const u8* input[NT];
+        float terms[GROUPS][PART], d[LINES][8];
+        float4 row_terms[ROWS / 8][(TERMS - 4) / 4];
+        if (ONE) {
+            chunk_terms_of_one(my_terms, p0, p1, grid, columns, chunk, t, spans);
+            __syncwarp();
 #pragma unroll
-        for (int nt = 0; nt < NT; nt++) input[nt] = columns.input[nt] + 256 * chunk;
-        chunk_terms(terms, p0, p1, grid, input, t, spans);
+            for (int i = 0; i < ROWS / 8 * (TERMS - 4) / 4; i++) {
+                const int h = i / ((TERMS - 4) / 4), k = i % ((TERMS - 4) / 4);
+                row_terms[h][k] = *(const float4*)(my_terms + 8 * h * TERMS + 4 * k);
+            }
+        } else {
+            chunk_terms(terms, p0, p1, grid, columns, chunk, t, spans);
 #pragma unroll
-        for (int i = 0; i < GROUPS * PART; i++) KEEP(terms[i / PART][i % PART]);
+            for (int i = 0; i < GROUPS * PART; i++) KEEP(terms[i / PART][i % PART]);
+        }
 #pragma unroll
-        for (int c = 0; c < 2 * NT; c++) {
-            const float4 u = *(const float4*)(columns.scales[c] + 8 * chunk), v = *(const float4*)(columns.scales[c] + 8 * chunk + 4);
-            d[c][0] = u.x, d[c][1] = u.y, d[c][2] = u.z, d[c][3] = u.w, d[c][4] = v.x, d[c][5] = v.y, d[c][6] = v.z, d[c][7] = v.w;
+        for (int i = 0; i < LINES; i++) {
+            const float4 u = *(const float4*)(columns.scales[i] + 8 * chunk);
+            const float4 v = *(const float4*)(columns.scales[i] + 8 * chunk + 4);
+            d[i][0] = u.x, d[i][1] = u.y, d[i][2] = u.z, d[i][3] = u.w;
+            d[i][4] = v.x, d[i][5] = v.y, d[i][6] = v.z, d[i][7] = v.w;
         }
 
         if (chunk == 0) {
@@ -380,12 +435,17 @@ KERNEL __launch_bounds__(32 * WARPS) void product_window(PARAMETER Arguments a) 
         } else if (a.ring > 1) {
             take_sums(acc, mail + warp, &flags[warp], lane);
         }
-        add_terms(acc, terms, d, p0, p1, columns, chunk, spans);
-        if (chunk + 1 == chunks) finish(a, acc, tile, lists, y + (MODE == DOWN ? (tile.row / ROWS - first_tile) * pairs * ROWS : 0), g, t);
-        else if (a.ring > 1) hand_sums(acc, mail + next, &flags[next], lane);
+        if (ONE) add_terms_of_one(acc, row_terms, d, spans);
+        else add_terms(acc, terms, d, p0, p1, columns, chunk, spans);
+        if (chunk + 1 < chunks) {
+            if (a.ring > 1) hand_sums(acc, mail + next, &flags[next], lane);
+        } else {
+            float* y = (float*)(shared + a.at_y) + (tile.row / ROWS - first_tile) * pairs * ROWS;
+            finish(a, acc, tile, lists, y, g, t);
+        }
         __syncwarp();  // the stage is free for the copies of the next turn
         chunk += a.ring;
-        stage = stage + 1 == a.stages ? 0 : stage + 1;
+        stage = stage == (STAGES - 1) * STAGE ? 0 : stage + STAGE;
     }
     if (MODE != DOWN) return;
     __syncthreads();
@@ -393,8 +453,8 @@ KERNEL __launch_bounds__(32 * WARPS) void product_window(PARAMETER Arguments a) 
         const int r = i % ROWS, token = i / ROWS % a.n, at = i / ROWS / a.n, row = (first_tile + at) * ROWS + r;
         const int rows = a.matrix[0].rows;
         if (row >= rows) continue;
-        a.matrix[0].out[(long long)token * rows + row] =
-            join_pairs(lists, a.weights, a.given, token, a.used, row, rows,
-                       [&](int p) { return y[(at * pairs + p) * ROWS + r]; });
+        const float* y = (const float*)(shared + a.at_y) + at * pairs * ROWS + r;
+        a.matrix[0].out[(long long)token * rows + row] = join_pairs(lists, a.weights, a.given, token, a.used, row, rows,
+                                                                    [&](int p) { return y[p * ROWS]; });
     }
 }
