@@ -5,7 +5,7 @@ contents are not.
 
 Shapes   D of 32, 64 or 128; kernel of 2 or more taps
 Cost     a token costs the recurrence a fifth of a microsecond a layer whatever the number of heads that fit the card
-         at once; scratch is 2*K*D + 2*V*D + 2*V floats a row
+         at once; scratch is V*D floats a row, and 2*K*D + V*D + 2*V more in a prompt
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.ops import Gdn
 
 _SOURCE: Final = "gdn.cu"
+WINDOW_ROWS: Final = 16
+"""Rows up to which the scan convolves for itself."""
 HEAD_SIZES: Final = (32, 64, 128)
 COLUMNS: Final = 16
 """State columns of a block of the scan, as in the source."""
@@ -62,20 +64,29 @@ def gdn(
     y = workspace.array((n, heads * d))
     if not n:
         return y
-    sizes = (I32(key_heads), I32(heads))
+    sizes, weights = (I32(key_heads), I32(heads)), (w.conv, conv, b, a, w.a, w.dt)
+    scan = ((d // COLUMNS, heads, size["s"]), (_SCAN_THREADS,))
+    window = n <= WINDOW_ROWS
     with workspace.scratch():
-        c, decay, beta = workspace.array((n, channels)), workspace.array((n, heads)), workspace.array((n, heads))
         o = workspace.array((n, heads * d))
-        launch(
-            _SOURCE, "gdn_inputs", (-(-(2 * key_heads + heads) // _WARPS), n), (32 * _WARPS,),
-            p, w.conv, conv, b, a, w.a, w.dt, segments, c, decay, beta, *sizes, I32(d), I32(kernel),
-        )  # fmt: skip
-        launch(
-            "gdn_scan.cu", "gdn_scan", (d // COLUMNS, heads, size["s"]), (_SCAN_THREADS,),
-            c, decay, beta, p, conv, state, segments, o, *sizes, I32(kernel), HEAD_SIZE=d,
-        )  # fmt: skip
+        if window:
+            launch(
+                "gdn_scan.cu", "gdn_window", *scan,
+                p, *weights, state, segments, o, *sizes, I32(kernel), HEAD_SIZE=d,
+            )  # fmt: skip
+        else:
+            c, decay, beta = workspace.array((n, channels)), workspace.array((n, heads)), workspace.array((n, heads))
+            launch(
+                _SOURCE, "gdn_inputs", (-(-(2 * key_heads + heads) // _WARPS), n), (32 * _WARPS,),
+                p, *weights, segments, c, decay, beta, *sizes, I32(d), I32(kernel),
+            )  # fmt: skip
+            launch(
+                "gdn_scan.cu", "gdn_scan", *scan,
+                c, decay, beta, p, conv, state, segments, o, *sizes, I32(kernel), HEAD_SIZE=d,
+            )  # fmt: skip
+        moved = (p, conv, segments) if window else (None, None, None)
         launch(
             _SOURCE, "gdn_output", (-(-n * heads // _WARPS),), (32 * _WARPS,),
-            o, z, w.norm, y, I32(n * heads), I32(d), F32(eps),
+            o, z, w.norm, y, *moved, I32(n), *sizes, I32(d), I32(kernel), F32(eps),
         )  # fmt: skip
     return y

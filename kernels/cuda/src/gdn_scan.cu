@@ -1,9 +1,12 @@
-// The delta rule as a recurrence, one kernel for windows and prompts. Head size HEAD_SIZE = D.
+// The delta rule as a recurrence. Head size HEAD_SIZE = D.
+//
+// gdn_scan     for prompts: takes what gdn_inputs (gdn.cu) has convolved, and moves the kept inputs
+// gdn_window   for windows: convolves for itself, every block its own columns and the query and key of its head, which
+//              costs little for few tokens and saves a launch; gdn_output moves the kept inputs
 //
 // A block is COLUMNS columns of one value head in one segment; its state lives in registers: thread (group, column) holds
 // the D / 8 rows of its group. Eight neighbouring lanes are the eight groups of a column, so the tree over the groups is
-// three exchanges. Tokens arrive 16 at a time by asynchronous copies, two tiles deep. The blocks also shift the kept
-// inputs of the convolution, which nobody reads any more by then.
+// three exchanges. Tokens arrive 16 at a time by asynchronous copies, two tiles deep.
 // Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), in place or to another row
 // Why      16 columns a block: 48 heads of 128 are 384 blocks of 4 warps, which spread over 132 multiprocessors to
 //          within 3 % of even; 32 columns leave a quarter of them idle.
@@ -34,17 +37,27 @@ struct Shape {
     static_assert(GROUPS * STATE_GROUP <= TILE_FLOATS, "the state passes through the memory of a tile");
 };
 
-struct ScanArgs {
-    const float *c, *decay, *beta;
+// What a block works on.
+struct Work {
+    const float *c, *decay, *beta;  // of gdn_inputs
     int channels, key_heads, value_heads, head, key_head, column;
 };
 
+// What a window's block convolves from.
+struct Raw {
+    Window window;
+    const float *b, *a, *w_a, *w_dt;
+};
+
+// Where element x of a vector lies in a tile.
+DEVICE int place_of(int x) { return x / ROWS * Shape::VECTOR_GROUP + x % ROWS; }
+
 // Start the copies of the tokens from `first` (not past `end`) into a tile.
-DEVICE void load_tile(Shape::Tile& tile, const ScanArgs& g, int first, int end) {
+DEVICE void load_tile(Shape::Tile& tile, const Work& g, int first, int end) {
     constexpr int PIECES = D / 4;
     const int n = min(TOKENS, end - first);
     for (int e = threadIdx.x; e < n * PIECES; e += SCAN_THREADS) {
-        const int t = e / PIECES, x = e % PIECES * 4, to = x / ROWS * Shape::VECTOR_GROUP + x % ROWS;
+        const int t = e / PIECES, x = e % PIECES * 4, to = place_of(x);
         const float* row = g.c + static_cast<long long>(first + t) * g.channels + g.key_head * D + x;
         copy16(&tile.q[t][to], row);
         copy16(&tile.k[t][to], row + g.key_heads * D);
@@ -58,6 +71,27 @@ DEVICE void load_tile(Shape::Tile& tile, const ScanArgs& g, int first, int end) 
         const long long at = static_cast<long long>(first + threadIdx.x) * g.value_heads + g.head;
         tile.decay[threadIdx.x] = g.decay[at];
         tile.beta[threadIdx.x] = g.beta[at];
+    }
+    copies_commit();
+}
+
+// Convolve the tokens from `first` into a tile: a warp takes the query, the key, or the values and gates of a token.
+DEVICE void convolve_tile(Shape::Tile& tile, const Work& g, const Raw& raw, int first, int end) {
+    const int lane = threadIdx.x & 31, n = min(TOKENS, end - first);
+    for (int e = threadIdx.x >> 5; e < 3 * n; e += SCAN_THREADS / 32) {
+        const int t = e / 3, part = e % 3, row = first + t;
+        if (part < 2) {
+            const int channel = (part ? g.key_heads + g.key_head : g.key_head) * D;
+            const WarpVector v = unit_vector(raw.window, row, channel, D, part ? 1.0f : query_scale(D));
+            float* to = part ? tile.k[t] : tile.q[t];
+#pragma unroll
+            for (int m = 0; m < D / 32; m++) to[place_of(lane + 32 * m)] = v.x[m];
+            continue;
+        }
+        const long long at = static_cast<long long>(row) * g.value_heads + g.head;
+        if (lane < COLUMNS) tile.v[t][lane] = raw.window.convolved(row, (2 * g.key_heads + g.head) * D + g.column + lane);
+        if (lane == COLUMNS) tile.decay[t] = decay_of(raw.w_a[g.head], raw.a[at], raw.w_dt[g.head]);
+        if (lane == COLUMNS + 1) tile.beta[t] = sigmoid_f32(raw.b[at]);
     }
     copies_commit();
 }
@@ -94,32 +128,23 @@ DEVICE float delta_step(float (&s)[ROWS], const float* q, const float* k, float 
     return sum_groups((p0 + p1) + (p2 + p3));
 }
 
-// Shift the last inputs of a segment into the kept ones, for the channels of this block: its columns of the value
-// head, and of the query and key head with the same number where there is one.
-DEVICE void keep_inputs(const float* p, const float* kept, float* to, const Segment& s, const ScanArgs& g, int kernel) {
-    const int part = threadIdx.x / COLUMNS;
-    if (part >= (g.head < g.key_heads ? 3 : 1)) return;
-    const int vector = part == 0 ? 2 * g.key_heads + g.head : part == 1 ? g.head : g.key_heads + g.head;
-    const int channel = vector * D + g.column + threadIdx.x % COLUMNS;
-    for (int i = 0; i < kernel - 1; i++)
-        to[static_cast<long long>(i) * g.channels + channel] =
-            window_row(p, kept, g.channels, s, s.end - (kernel - 1) + i, kernel)[channel];
+DEVICE Work work_of(const float* c, const float* decay, const float* beta, int key_heads, int value_heads) {
+    const int head = blockIdx.y;
+    return {c,         decay,       beta, (2 * key_heads + value_heads) * D,
+            key_heads, value_heads, head, head % key_heads,
+            static_cast<int>(blockIdx.x) * COLUMNS};
 }
 
-KERNEL void __launch_bounds__(SCAN_THREADS)
-    gdn_scan(const float* c, const float* decay, const float* beta, const float* p, float* conv, float* state,
-             const int* segments, float* o, int key_heads, int value_heads, int kernel) {
+// All tokens of a segment; `fill(tile, first)` brings those from `first` to a tile, and commits its copies.
+template <class Fill>
+DEVICE void scan(const Work& g, const Segment& seg, float* state, float* o, const Fill& fill) {
     __shared__ __align__(16) float memory[2 * Shape::TILE_FLOATS];
     __shared__ __align__(16) float out[TOKENS][COLUMNS];
     Shape::Tile* tiles = reinterpret_cast<Shape::Tile*>(memory);
-    const int head = blockIdx.y, tid = threadIdx.x, group = tid & 7, mine = tid >> 3;
-    const Segment seg = segment_at(segments, blockIdx.z);
-    const ScanArgs g = {c,         decay,       beta, (2 * key_heads + value_heads) * D,
-                        key_heads, value_heads, head, head % key_heads,
-                        static_cast<int>(blockIdx.x) * COLUMNS};
+    const int tid = threadIdx.x, group = tid & 7, mine = tid >> 3;
     const long long matrix = static_cast<long long>(D) * D;
-    const float* before = state + (static_cast<long long>(seg.slot) * value_heads + head) * matrix + g.column;
-    float* after = state + (static_cast<long long>(seg.to) * value_heads + head) * matrix + g.column;
+    const float* before = state + (static_cast<long long>(seg.slot) * g.value_heads + g.head) * matrix + g.column;
+    float* after = state + (static_cast<long long>(seg.to) * g.value_heads + g.head) * matrix + g.column;
 
     // The state passes through the second tile's memory, so that its way and that of the first tokens overlap.
     constexpr int PIECES = D * COLUMNS / 4;
@@ -129,7 +154,7 @@ KERNEL void __launch_bounds__(SCAN_THREADS)
         copy16(passage + row / ROWS * Shape::STATE_GROUP + row % ROWS * COLUMNS + x, before + row * D + x);
     }
     copies_commit();
-    load_tile(tiles[0], g, seg.begin, seg.end);
+    fill(tiles[0], seg.begin);
     copies_wait<1>();
     __syncthreads();
     float s[ROWS];
@@ -139,22 +164,23 @@ KERNEL void __launch_bounds__(SCAN_THREADS)
 
     for (int first = seg.begin, u = 0; first < seg.end; first += TOKENS, u ^= 1) {
         if (first + TOKENS < seg.end)
-            load_tile(tiles[u ^ 1], g, first + TOKENS, seg.end);
+            fill(tiles[u ^ 1], first + TOKENS);
         else
             copies_commit();
         copies_wait<1>();
         __syncthreads();
         const Shape::Tile& tile = tiles[u];
         const int n = min(TOKENS, seg.end - first);
+        const float *q = &tile.q[0][group * Shape::VECTOR_GROUP], *k = &tile.k[0][group * Shape::VECTOR_GROUP];
+#pragma unroll 4
         for (int t = 0; t < n; t++) {
-            const int at = group * Shape::VECTOR_GROUP;
-            const float sum = delta_step(s, &tile.q[t][at], &tile.k[t][at], tile.v[t][mine], tile.decay[t],
-                                         tile.beta[t]);
+            const float sum = delta_step(s, q + t * Shape::VECTOR, k + t * Shape::VECTOR, tile.v[t][mine],
+                                         tile.decay[t], tile.beta[t]);
             if (group == (t & 7)) out[t][mine] = sum;
         }
         __syncthreads();
         for (int e = tid; e < n * COLUMNS; e += SCAN_THREADS)
-            o[(static_cast<long long>(first + e / COLUMNS) * value_heads + head) * D + g.column + e % COLUMNS] =
+            o[(static_cast<long long>(first + e / COLUMNS) * g.value_heads + g.head) * D + g.column + e % COLUMNS] =
                 out[e / COLUMNS][e % COLUMNS];
     }
 
@@ -166,6 +192,41 @@ KERNEL void __launch_bounds__(SCAN_THREADS)
         *reinterpret_cast<float4*>(after + row * D + x) =
             *reinterpret_cast<const float4*>(passage + row / ROWS * Shape::STATE_GROUP + row % ROWS * COLUMNS + x);
     }
-    const long long kept = static_cast<long long>(kernel - 1) * g.channels;
-    keep_inputs(p, conv + seg.slot * kept, conv + seg.to * kept, seg, g, kernel);
+}
+
+struct Load {
+    const Work& g;
+    int end;
+    DEVICE void operator()(Shape::Tile& tile, int first) const { load_tile(tile, g, first, end); }
+};
+
+struct Convolve {
+    const Work& g;
+    const Raw& raw;
+    DEVICE void operator()(Shape::Tile& tile, int first) const { convolve_tile(tile, g, raw, first, raw.window.s.end); }
+};
+
+KERNEL void __launch_bounds__(SCAN_THREADS)
+    gdn_scan(const float* c, const float* decay, const float* beta, const float* p, float* conv, float* state,
+             const int* segments, float* o, int key_heads, int value_heads, int kernel) {
+    const Work g = work_of(c, decay, beta, key_heads, value_heads);
+    const Segment seg = segment_at(segments, blockIdx.z);
+    scan(g, seg, state, o, Load{g, seg.end});
+    // Nobody reads the kept inputs any more. A block moves its columns of the value head, and of the query and key head
+    // with the same number where there is one.
+    const int part = threadIdx.x / COLUMNS;
+    if (part >= (g.head < key_heads ? 3 : 1)) return;
+    const int vector = part == 0 ? 2 * key_heads + g.head : part == 1 ? g.head : key_heads + g.head;
+    const Window window = Window::of(p, nullptr, conv, g.channels, kernel, seg);
+    window.keep(conv, vector * D + g.column + threadIdx.x % COLUMNS);
+}
+
+KERNEL void __launch_bounds__(SCAN_THREADS)
+    gdn_window(const float* p, const float* conv_w, const float* conv, const float* b, const float* a, const float* w_a,
+               const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads,
+               int kernel) {
+    const Work g = work_of(nullptr, nullptr, nullptr, key_heads, value_heads);
+    const Segment seg = segment_at(segments, blockIdx.z);
+    const Raw raw = {Window::of(p, conv_w, conv, g.channels, kernel, seg), b, a, w_a, w_dt};
+    scan(g, seg, state, o, Convolve{g, raw});
 }

@@ -95,6 +95,23 @@ def test_a_sequence_is_the_same_alone_and_between_others(target, same_bits):
     same_bits(target.host(state)[0], target.host(alone_state)[0])
 
 
+@pytest.mark.parametrize("n", [1, 3, 20])
+def test_a_state_that_advances_into_another_row_leaves_the_one_before_it(target, same_bits, n):
+    case = Case(1, 2, 64, slots=3)
+    inputs, weights, space = [target.put(a) for a in case.inputs(n)], target.put(case.weights), target.workspace()
+    results = []
+    for slot, to in ((1, 1), (1, 2)):
+        rows = target.put(np.array([[slot | (slot ^ to) << 16, 0, n]], np.int32))
+        conv, state = target.put(case.conv), target.put(case.state)
+        y = target.host(gdn(space, weights, *inputs, rows, conv, state, EPS))
+        results.append((y, target.host(conv), target.host(state)))
+    (y, conv, state), (other_y, other_conv, other_state) = results
+    same_bits(other_y, y)
+    for before, in_place, moved in ((case.conv, conv, other_conv), (case.state, state, other_state)):
+        same_bits(moved[2], in_place[1])
+        same_bits(moved[:2], before[:2])
+
+
 def test_a_captured_window_replayed_for_other_slots_gives_what_they_get_eagerly(target, same_bits):
     case = Case(1, 2, 64, slots=4)
     weights, space, results = target.put(case.weights), target.workspace(), []
