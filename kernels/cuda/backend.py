@@ -152,6 +152,26 @@ class CudaKernels:
             self.workspace, self._limits, pages, tables, slots, positions, q_gate, index_q, norms, rope, budget, eps
         )
 
+    def qsa(
+        self,
+        pages: AttentionPages,
+        tables: DeviceArray,
+        slots: DeviceArray,
+        positions: DeviceArray,
+        k: DeviceArray,
+        v: DeviceArray,
+        index_k: DeviceArray,
+        q_gate: DeviceArray,
+        index_q: DeviceArray,
+        norms: Norms,
+        rope: Rope,
+        budget: int,
+        eps: float,
+    ) -> DeviceArray:
+        """`qsa_store`, then `qsa_attend`, in a launch less."""
+        where, asked = (pages, tables, slots, positions), (q_gate, index_q)
+        return qsas.qsa(self.workspace, self._limits, *where, k, v, index_k, *asked, norms, rope, budget, eps)
+
     def route(self, logits: DeviceArray, used: int) -> tuple[DeviceArray, DeviceArray]:
         """`ops.Kernels.route`."""
         return routes.route(self.workspace, logits, used)

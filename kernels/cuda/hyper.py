@@ -20,6 +20,8 @@ from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.ops import LANES, Hyper
 
 _SOURCE: Final = "hyper.cu"
+WINDOW_ROWS: Final = 16
+"""Rows up to which the products of a float32 inject matrix are part of the gate's launch."""
 _GATE_THREADS: Final = 256
 _WIDE_THREADS: Final = 128
 _WIDTH_OF_LOAD: Final = 4
@@ -73,12 +75,19 @@ def _mix(
         _SOURCE, "hyper_norm", (n * streams,), (LANES,),
         x, *before, hc.norm, normed, I32(width), I32(streams), F32(eps),
     )  # fmt: skip
-    a, *injected = linear(workspace, [hc.down] if hc.inject is None else [hc.down, hc.inject], normed)
+    own = hc.inject is not None and hc.inject.type.name == "F32" and n <= WINDOW_ROWS
+    a, *injected = linear(workspace, [hc.down] if hc.inject is None or own else [hc.down, hc.inject], normed)
     n_beta = 0 if beta is None else beta.size
-    launch(
-        _SOURCE, "hyper_gate", (-(-(a.size + n_beta) // _GATE_THREADS),), (_GATE_THREADS,),
-        a, I64(a.size), injected[0] if injected else None, beta, I64(n_beta), scale,
-    )  # fmt: skip
+    if own and hc.inject is not None:
+        launch(
+            _SOURCE, "hyper_gate_inject", (n_beta + -(-a.size // LANES),), (LANES,),
+            a, I64(a.size), normed, hc.inject.data, beta, I32(n_beta), I32(streams), I32(streams * width), scale,
+        )  # fmt: skip
+    else:
+        launch(
+            _SOURCE, "hyper_gate", (-(-(a.size + n_beta) // _GATE_THREADS),), (_GATE_THREADS,),
+            a, I64(a.size), injected[0] if injected else None, beta, I64(n_beta), scale,
+        )  # fmt: skip
     (gates,) = linear(workspace, [hc.up], a)
     launch(
         _SOURCE, "hyper_mean", _wide_grid(n, width), (_WIDE_THREADS,),

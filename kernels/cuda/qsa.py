@@ -13,7 +13,7 @@ Cost     a row reads its kept keys and values once for the query heads that shar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from strata.kernels.check import check, require
@@ -94,6 +94,29 @@ class _Shape:
         return -(-self.kept // ATTENTION_PART)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Rows on the device and what they are computed from. `stored`: k, v, index_k or None; `asked`: q_gate, index_q."""
+
+    pages: AttentionPages
+    tables: DeviceArray
+    slots: DeviceArray
+    positions: DeviceArray
+    stored: tuple[DeviceArray, DeviceArray, DeviceArray] | None
+    asked: tuple[DeviceArray, DeviceArray] | None
+    norms: Norms
+    rope: Rope
+    eps: float
+
+    def __len__(self) -> int:
+        return int(self.slots.shape[0])
+
+    def part(self, rows: slice) -> _Rows:
+        """Some of the rows, as queries only."""
+        asked = None if self.asked is None else (self.asked[0][rows], self.asked[1][rows])
+        return replace(self, slots=self.slots[rows], positions=self.positions[rows], stored=None, asked=asked)
+
+
 def qsa_store(
     pages: AttentionPages,
     tables: DeviceArray,
@@ -107,25 +130,8 @@ def qsa_store(
     eps: float,
 ) -> None:
     """Write n rows' keys (normed, rotated), values and raw indexer keys; complete the blocks that end at one."""
-    size = check(
-        k=(k, "n kv_heads head_dim", F32),
-        v=(v, "n kv_heads head_dim", F32),
-        index_k=(index_k, "n index_dim", F32),
-        slots=(slots, "n", I32),
-        positions=(positions, "n", I32),
-        norm_k=(norms.k, "head_dim", F32),
-        norm_index_k=(norms.index_k, "index_dim", F32),
-    )
-    kind = _check_pages(pages, tables, rope, size)
-    tasks = size["kv_heads"] + 1
-    launch(
-        "qsa_prepare.cu", "qsa_prepare", (-(-tasks // _WARPS), size["n"]), (_THREADS,),
-        tables, slots, positions, k, v, index_k, None, None, norms.k, norms.index_k, None, None, rope.cos, rope.sin,
-        pages.k, pages.v, pages.raw, pages.block, None, None,
-        *(I32(a) for a in (tables.shape[1], size["kv_heads"], 0, 0, size["head_dim"], size["index_dim"], pages.r,
-                           rope.cos.shape[1], 0, tasks)),
-        F32(eps), CACHE=kind,
-    )  # fmt: skip
+    rows = _Rows(pages, tables, slots, positions, (k, v, index_k), None, norms, rope, eps)
+    _prepare(rows, _check(rows), True, None)
 
 
 def qsa_attend(
@@ -143,73 +149,124 @@ def qsa_attend(
     eps: float,
 ) -> DeviceArray:
     """q_gate (n, heads, 2, head_dim), index_q (n, index_heads, index_dim) -> gated outputs (n, heads * head_dim)."""
-    size = check(
-        q_gate=(q_gate, "n heads 2 head_dim", F32),
-        index_q=(index_q, "n index_heads index_dim", F32),
-        slots=(slots, "n", I32),
-        positions=(positions, "n", I32),
-        norm_q=(norms.q, "head_dim", F32),
-        norm_index_q=(norms.index_q, "index_dim", F32),
-    )
-    shape = _shape(bounds, pages, tables, rope, size, budget)
-    n = size["n"]
-    out = workspace.array((n, shape.heads * shape.d))
-    rows_at_once = n if n <= WINDOW_ROWS else _rows_at_once(shape, bounds.scratch_bytes)
-    for begin in range(0, n, rows_at_once):
-        rows = slice(begin, min(begin + rows_at_once, n))
-        with workspace.scratch():
-            _attend(
-                workspace, bounds, shape, n <= WINDOW_ROWS, pages, tables, slots[rows], positions[rows], q_gate[rows],
-                index_q[rows], norms, rope, eps, out[rows],
-            )  # fmt: skip
-    return out
+    rows = _Rows(pages, tables, slots, positions, None, (q_gate, index_q), norms, rope, eps)
+    return _attend(workspace, bounds, rows, budget)
 
 
-def _check_pages(pages: AttentionPages, tables: DeviceArray, rope: Rope, size: dict[str, int]) -> str:
-    """Check pages against the sizes of the rows; the name of the type of keys and values."""
-    check(tables=(tables, "slots pages_of_a_slot", I32))
+def qsa(
+    workspace: Workspace,
+    bounds: Limits,
+    pages: AttentionPages,
+    tables: DeviceArray,
+    slots: DeviceArray,
+    positions: DeviceArray,
+    k: DeviceArray,
+    v: DeviceArray,
+    index_k: DeviceArray,
+    q_gate: DeviceArray,
+    index_q: DeviceArray,
+    norms: Norms,
+    rope: Rope,
+    budget: int,
+    eps: float,
+) -> DeviceArray:
+    """`qsa_store`, then `qsa_attend`, in a launch less."""
+    rows = _Rows(pages, tables, slots, positions, (k, v, index_k), (q_gate, index_q), norms, rope, eps)
+    return _attend(workspace, bounds, rows, budget)
+
+
+def _check(rows: _Rows) -> _Shape:
+    """Check all arrays; the sizes of a call, without those that a budget gives."""
+    norms, pages, rope = rows.norms, rows.pages, rows.rope
+    arrays: dict[str, tuple[DeviceArray, str, Any]] = {}
+    if rows.stored is not None:
+        k, v, index_k = rows.stored
+        arrays |= {
+            "k": (k, "n kv_heads head_dim", F32),
+            "v": (v, "n kv_heads head_dim", F32),
+            "index_k": (index_k, "n index_dim", F32),
+        }
+    if rows.asked is not None:
+        q_gate, index_q = rows.asked
+        arrays |= {"q_gate": (q_gate, "n heads 2 head_dim", F32), "index_q": (index_q, "n index_heads index_dim", F32)}
     kind = str(pages.k.dtype)
     require(kind in _TYPES, f"pages.k must be one of {', '.join(_TYPES)}, got {kind}")
-    known = {
-        "head_dim": size["head_dim"],
-        "index_dim": size["index_dim"],
-        **({"kv_heads": size["kv_heads"]} if "kv_heads" in size else {}),
-    }
-    words = {name: f"{known.get(name, name)}" for name in ("kv_heads", "head_dim", "index_dim")}
     element: Any = pages.k.dtype.type
-    check(
-        pages_k=(pages.k, f"pages {PAGE} {words['kv_heads']} {words['head_dim']}", element),
-        pages_v=(pages.v, f"pages {PAGE} {words['kv_heads']} {words['head_dim']}", element),
-        pages_raw=(pages.raw, f"pages {PAGE} {words['index_dim']}", F32),
-        pages_block=(pages.block, f"pages blocks {words['index_dim']}", F32),
-        cos=(rope.cos, "positions half", F32),
-        sin=(rope.sin, "positions half", F32),
+    size = check(
+        **arrays,
+        slots=(rows.slots, "n", I32),
+        positions=(rows.positions, "n", I32),
+        tables=(rows.tables, "slots pages_of_a_slot", I32),
+        norm_k=(norms.k, "head_dim", F32),
+        norm_q=(norms.q, "head_dim", F32),
+        norm_index_k=(norms.index_k, "index_dim", F32),
+        norm_index_q=(norms.index_q, "index_dim", F32),
+        pages_k=(pages.k, f"pages {PAGE} kv_heads head_dim", element),
+        pages_v=(pages.v, f"pages {PAGE} kv_heads head_dim", element),
+        pages_raw=(pages.raw, f"pages {PAGE} index_dim", F32),
+        pages_block=(pages.block, "pages blocks index_dim", F32),
+        cos=(rope.cos, "angles half", F32),
+        sin=(rope.sin, "angles half", F32),
     )
-    d, index_dim, half = size["head_dim"], size["index_dim"], rope.cos.shape[1]
+    d, index_dim, half = size["head_dim"], size["index_dim"], size["half"]
+    heads, index_heads, kv_heads = size.get("heads", 0), size.get("index_heads", 0), size["kv_heads"]
     require(d % 64 == 0 and d <= 256, f"head_dim must be a multiple of 64 up to 256, got {d}")
     require(index_dim % 32 == 0 and index_dim <= 256, f"index_dim must be a multiple of 32 up to 256, got {index_dim}")
     require(2 * half <= min(d, index_dim), f"rope turns {2 * half} dims of {min(d, index_dim)}")
-    return _TYPES[kind]
-
-
-def _shape(
-    bounds: Limits, pages: AttentionPages, tables: DeviceArray, rope: Rope, size: dict[str, int], budget: int
-) -> _Shape:
-    kind = _check_pages(pages, tables, rope, size)
-    heads, d, kv_heads, r = size["heads"], size["head_dim"], pages.k.shape[2], pages.r
     require(heads % kv_heads == 0, f"q_gate must have a multiple of {kv_heads} heads, got {heads}")
     require(kv_heads * d // _SLICE <= MOST_UNITS, f"kv_heads * head_dim must be at most {MOST_UNITS * _SLICE}")
-    require(size["index_heads"] <= _SCORED_QUERIES, f"index_q must have at most {_SCORED_QUERIES} heads")
-    require(budget >= max(r, 1), f"budget must be at least a block of {max(r, 1)} tokens, got {budget}")
-    room = tables.shape[1] * PAGE
-    bound = room if bounds.bound is None else min(bounds.bound, room)
-    picked = budget // r if r else 0
-    blocks = bound // r if r and bound // r > picked else 0
-    kept = min(bound, picked * r + r - 1) if r else bound
+    require(index_heads <= _SCORED_QUERIES, f"index_q must have at most {_SCORED_QUERIES} heads, got {index_heads}")
     return _Shape(
-        kind, tables.shape[1], kv_heads, heads, d, size["index_heads"], size["index_dim"], r, rope.cos.shape[1],
-        picked, kept, blocks,
+        _TYPES[kind], size["pages_of_a_slot"], kv_heads, heads, d, index_heads, index_dim, pages.r, half, 0, 0, 0
+    )
+
+
+def _with_budget(g: _Shape, bounds: Limits, budget: int) -> _Shape:
+    """The sizes of a call with what a row can see at most."""
+    require(budget >= max(g.r, 1), f"budget must be at least a block of {max(g.r, 1)} tokens, got {budget}")
+    room = g.pages_of_a_slot * PAGE
+    bound = room if bounds.bound is None else min(bounds.bound, room)
+    picked = budget // g.r if g.r else 0
+    blocks = bound // g.r if g.r and bound // g.r > picked else 0
+    return replace(g, picked=picked, blocks=blocks, kept=min(bound, picked * g.r + g.r - 1) if g.r else bound)
+
+
+def _prepare(rows: _Rows, g: _Shape, store: bool, queries: tuple[DeviceArray, DeviceArray] | None) -> None:
+    """Store what the rows bring, and turn their queries into `queries`: one launch for either or both."""
+    k, v, index_k = rows.stored if store and rows.stored is not None else (None, None, None)
+    q_gate, index_q = rows.asked if rows.asked is not None else (None, None)
+    q, iq = queries if queries is not None else (None, None)
+    storing, norms, pages = g.kv_heads + 1, rows.norms, rows.pages
+    first = 0 if store else storing
+    last = storing if queries is None else storing + g.heads + (g.index_heads if g.blocks else 0)
+    launch(
+        "qsa_prepare.cu", "qsa_prepare", (-(-(last - first) // _WARPS), len(rows)), (_THREADS,),
+        rows.tables, rows.slots, rows.positions, k, v, index_k, q_gate, index_q,
+        norms.k, norms.index_k, norms.q, norms.index_q, rows.rope.cos, rows.rope.sin,
+        pages.k, pages.v, pages.raw, pages.block, q, iq,
+        *(I32(a) for a in (g.pages_of_a_slot, g.kv_heads, g.heads, g.index_heads, g.d, g.index_dim, g.r, g.half, first,
+                           last)),
+        F32(rows.eps), CACHE=g.type,
     )  # fmt: skip
+
+
+def _attend(workspace: Workspace, bounds: Limits, rows: _Rows, budget: int) -> DeviceArray:
+    """Store where rows bring something to store, then attend: as a window, or in batches that fit the scratch."""
+    g = _with_budget(_check(rows), bounds, budget)
+    n = len(rows)
+    out = workspace.array((n, g.heads * g.d))
+    if n <= WINDOW_ROWS:
+        with workspace.scratch():
+            _batch(workspace, bounds, g, rows, True, out)
+        return out
+    if rows.stored is not None:
+        _prepare(rows, g, True, None)
+    at_once = _rows_at_once(g, bounds.scratch_bytes)
+    for begin in range(0, n, at_once):
+        part = slice(begin, min(begin + at_once, n))
+        with workspace.scratch():
+            _batch(workspace, bounds, g, rows.part(part), False, out[part])
+    return out
 
 
 def _stride(n: int) -> int:
@@ -217,69 +274,43 @@ def _stride(n: int) -> int:
     return -(-n // _WARP) * _WARP
 
 
-def _rows_at_once(shape: _Shape, scratch_bytes: int) -> int:
+def _rows_at_once(g: _Shape, scratch_bytes: int) -> int:
     """Rows whose queries and scores fit the scratch."""
-    floats = shape.heads * (shape.d + _stride(shape.kept)) + shape.index_heads * shape.index_dim + _stride(shape.blocks)
-    return max(1, scratch_bytes // (_FLOAT * floats + _INT * shape.picked))
+    floats = g.heads * (g.d + _stride(g.kept)) + g.index_heads * g.index_dim + _stride(g.blocks)
+    return max(1, scratch_bytes // (_FLOAT * floats + _INT * g.picked))
 
 
-def _attend(
-    workspace: Workspace,
-    bounds: Limits,
-    g: _Shape,
-    few: bool,
-    pages: AttentionPages,
-    tables: DeviceArray,
-    slots: DeviceArray,
-    positions: DeviceArray,
-    q_gate: DeviceArray,
-    index_q: DeviceArray,
-    norms: Norms,
-    rope: Rope,
-    eps: float,
-    out: DeviceArray,
-) -> None:
-    """Rows that fit the scratch, into out."""
-    n = len(slots)
+def _batch(workspace: Workspace, bounds: Limits, g: _Shape, rows: _Rows, few: bool, out: DeviceArray) -> None:
+    """Rows whose scores exist together, into out."""
+    n = len(rows)
+    if not n or rows.asked is None:
+        return
     q = workspace.array((n, g.heads, g.d))
     iq = workspace.array((n, g.index_heads, g.index_dim))
-    tasks = g.kv_heads + 1 + g.heads + (g.index_heads if g.blocks else 0)
-    first = g.kv_heads + 1
-    launch(
-        "qsa_prepare.cu", "qsa_prepare", (-(-(tasks - first) // _WARPS), n), (_THREADS,),
-        tables, slots, positions, None, None, None, q_gate, index_q, None, None, norms.q, norms.index_q, rope.cos,
-        rope.sin, None, None, None, None, q, iq,
-        *(I32(a) for a in (g.pages_of_a_slot, g.kv_heads, g.heads, g.index_heads, g.d, g.index_dim, g.r, g.half, first,
-                           tasks)),
-        F32(eps), CACHE=g.type,
-    )  # fmt: skip
-    chosen = _select(workspace, g, few, pages, tables, slots, positions, iq) if g.blocks else None
+    _prepare(rows, g, rows.stored is not None, (q, iq))
+    chosen = _select(workspace, g, few, rows, iq) if g.blocks else None
     row = (
-        tables, slots, positions, chosen,
+        rows.tables, rows.slots, rows.positions, chosen,
         *(I32(a) for a in (g.pages_of_a_slot, g.kv_heads, g.heads, g.d, g.r, g.picked)),
     )  # fmt: skip
     stride = _stride(g.kept)
     s = workspace.array((n, g.heads, stride))
-    attend = _attend_few if few else _attend_many
-    attend(workspace, bounds, g, n, row, q, s, stride, pages, q_gate, out)
+    if few:
+        _attend_few(workspace, bounds, g, n, row, q, s, stride, rows.pages, rows.asked[0], out)
+    else:
+        _attend_many(g, n, row, q, s, stride, rows.pages, rows.asked[0], out)
 
 
-def _select(
-    workspace: Workspace,
-    g: _Shape,
-    few: bool,
-    pages: AttentionPages,
-    tables: DeviceArray,
-    slots: DeviceArray,
-    positions: DeviceArray,
-    iq: DeviceArray,
-) -> DeviceArray:
+def _select(workspace: Workspace, g: _Shape, few: bool, rows: _Rows, iq: DeviceArray) -> DeviceArray:
     """The list of kept blocks of every row whose blocks compete, int32 (n, picked)."""
-    n, stride = len(slots), _stride(g.blocks)
+    n, stride = len(rows), _stride(g.blocks)
     scores = workspace.array((n, stride))
     chosen = workspace.array((n, g.picked), I32)
     of_index = (I32(g.index_heads), I32(g.index_dim), I32(g.r), I32(g.picked))
-    arguments = (pages.block, tables, slots, positions, iq, scores, I32(stride), I32(g.pages_of_a_slot), *of_index)
+    arguments = (
+        rows.pages.block, rows.tables, rows.slots, rows.positions, iq, scores, I32(stride), I32(g.pages_of_a_slot),
+        *of_index,
+    )  # fmt: skip
     tiles = -(-g.blocks // _KEYS)
     if few:
         shared = _FLOAT * (_KEYS * (g.index_dim + 4) + g.index_heads * (g.index_dim + _KEYS))
@@ -290,7 +321,7 @@ def _select(
         launch("qsa_score.cu", "qsa_score_tile", grid, (256,), *arguments, I32(n))
     launch(
         "qsa_select.cu", "qsa_select", (n,), (_SELECT_FEW if few else _SELECT_MANY,),
-        scores, positions, chosen, I32(stride), I32(g.r), I32(g.picked),
+        scores, rows.positions, chosen, I32(stride), I32(g.r), I32(g.picked),
     )  # fmt: skip
     return chosen
 
@@ -323,8 +354,6 @@ def _attend_few(
 
 
 def _attend_many(
-    workspace: Workspace,
-    bounds: Limits,
     g: _Shape,
     n: int,
     row: tuple[Any, ...],

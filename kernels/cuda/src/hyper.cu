@@ -2,6 +2,8 @@
 //
 // hyper_norm   [x = fma(beta, y, x) when beta is given,] normed = rms(x) per stream; a block of 128 threads a stream
 // hyper_gate   a = silu(a * scale) in place; beta = 2 * sigmoid(inject * scale)
+// hyper_gate_inject   the same with the products of a float32 inject matrix in it, for windows: the first n * C blocks make
+//              one beta each, lanes(w * normed) over C * H, the others take LANES values of a each
 // hyper_mean   u = (sum_c sigmoid(gates[c]) * normed[c]) * scale, c ascending, first a product, then fma
 // hyper_add    x = fma(beta, y, x)
 // Shapes   x, normed, gates (n, C, H), y and u (n, H), beta and inject (n, C), H a multiple of 4
@@ -42,6 +44,25 @@ KERNEL void __launch_bounds__(256)
         a[i] = silu_f32(a[i] * scale);
     else if (i - n_a < n_beta)
         beta[i - n_a] = 2.0f * sigmoid_f32(inject[i - n_a] * scale);
+}
+
+KERNEL void __launch_bounds__(LANES)
+    hyper_gate_inject(float* a, long long n_a, const float* normed, const float* w, float* beta, int n_beta, int streams,
+                      int cols, float scale) {
+    __shared__ float buffer[LANES];
+    const int unit = blockIdx.x;
+    if (unit >= n_beta) {
+        const long long i = static_cast<long long>(unit - n_beta) * LANES + threadIdx.x;
+        if (i < n_a) a[i] = silu_f32(a[i] * scale);
+        return;
+    }
+    normed += static_cast<long long>(unit / streams) * cols;
+    w += static_cast<long long>(unit % streams) * cols;
+    float chain = 0.0f;
+#pragma unroll 8
+    for (int i = threadIdx.x; i < cols; i += LANES) chain = fmaf(w[i], normed[i], chain);
+    const float sum = fold_block(chain, buffer);
+    if (threadIdx.x == 0) beta[unit] = 2.0f * sigmoid_f32(sum * scale);
 }
 
 DEVICE float4 gated(float4 gate, float4 v) {

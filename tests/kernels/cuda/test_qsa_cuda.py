@@ -179,6 +179,27 @@ def test_the_bound_on_positions_changes_no_bit(target, same_bits, bound):
         same_bits(case.attend(*(a[part] for a in rows), tuple(q[part] for q in queries)), want)
 
 
+@pytest.mark.parametrize("parts", [[(1, 1), (0, 2)], [(1, 40), (2, 30)]], ids=["window", "prompt"])
+def test_storing_and_attending_at_once_is_one_after_the_other(target, same_bits, parts):
+    apart, together = (Sequences(target, TINY, pages=4) for _ in range(2))
+    outs = []
+    for case in (apart, together):
+        case.store(*case.rows((1, 150), (0, 77)))
+        slots, positions = case.rows(*parts)
+        n, put = len(slots), target.put
+        rows = [put(a) for a in (case.f(n, TINY.kv, TINY.d), case.f(n, TINY.kv, TINY.d), case.f(n, TINY.index_dim))]
+        queries = [put(a) for a in case.queries(n)]
+        where = (case.device, *map(put, (case.tables, slots, positions)))
+        if case is apart:
+            qsa.qsa_store(*where, *rows, *case.fixed, EPS)
+            y = qsa.qsa_attend(case.space, case.limits, *where, *queries, *case.fixed, TINY.budget, EPS)
+        else:
+            y = qsa.qsa(case.space, case.limits, *where, *rows, *queries, *case.fixed, TINY.budget, EPS)
+        outs.append([target.host(a) for a in (y, case.device.k, case.device.v, case.device.raw, case.device.block)])
+    for a, b in zip(*outs, strict=True):
+        same_bits(b, a)
+
+
 def test_a_row_does_not_see_what_another_slot_or_a_later_token_holds(target, same_bits):
     case = Sequences(target, TINY, pages=3)
     first = case.rows((0, 60))
