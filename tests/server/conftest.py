@@ -87,7 +87,7 @@ class Harness:
 
 @pytest.fixture(scope="session")
 def pack(packs: Any) -> Path:
-    return packs["tiny-q8_0"]
+    return packs["odd-f32"]
 
 
 @pytest.fixture(scope="session")
