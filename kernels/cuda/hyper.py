@@ -22,6 +22,8 @@ from strata.kernels.ops import LANES, Hyper
 _SOURCE: Final = "hyper.cu"
 WINDOW_ROWS: Final = 16
 """Rows up to which the products of a float32 inject matrix are part of the gate's launch."""
+MAX_WIDTH: Final = 64 * LANES
+"""Elements of a stream: a thread holds one in LANES of them in registers."""
 _GATE_THREADS: Final = 256
 _WIDE_THREADS: Final = 128
 _WIDTH_OF_LOAD: Final = 4
@@ -44,7 +46,8 @@ def hyper_mix(
     """
     size = check(x=(x, "n C H", F32), norm=(hc.norm, "C H", F32))
     n, streams, width = size["n"], size["C"], size["H"]
-    require(width % _WIDTH_OF_LOAD == 0, f"H must be a multiple of {_WIDTH_OF_LOAD}, got {width}")
+    fits = width % _WIDTH_OF_LOAD == 0 and width <= MAX_WIDTH
+    require(fits, f"H must be a multiple of {_WIDTH_OF_LOAD} up to {MAX_WIDTH}, got {width}")
     if added is not None:
         check(x=(x, "n C H", F32), beta=(added[0], "n C", F32), y=(added[1], "n H", F32))
     u = workspace.array((n, width))
@@ -73,7 +76,7 @@ def _mix(
     before = (None, None) if added is None else added
     launch(
         _SOURCE, "hyper_norm", (n * streams,), (LANES,),
-        x, *before, hc.norm, normed, I32(width), I32(streams), F32(eps),
+        x, *before, hc.norm, normed, I32(width), I32(streams), F32(eps), PER_THREAD=-(-width // LANES),
     )  # fmt: skip
     own = hc.inject is not None and hc.inject.type.name == "F32" and n <= WINDOW_ROWS
     a, *injected = linear(workspace, [hc.down] if hc.inject is None or own else [hc.down, hc.inject], normed)

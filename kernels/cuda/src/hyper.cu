@@ -6,35 +6,50 @@
 //              one beta each, lanes(w * normed) over C * H, the others take LANES values of a each
 // hyper_mean   u = (sum_c sigmoid(gates[c]) * normed[c]) * scale, c ascending, first a product, then fma
 // hyper_add    x = fma(beta, y, x)
+// Constants   PER_THREAD elements of a thread of hyper_norm: H <= LANES * PER_THREAD. All are read at once, since a window
+//             has few blocks and waits for memory.
 // Shapes   x, normed, gates (n, C, H), y and u (n, H), beta and inject (n, C), H a multiple of 4
-// Cost     each reads and writes its arrays once; hyper_norm reads x a second time from the cache
+// Cost     each reads and writes its arrays once
 #include "rows.cuh"
+
+#ifndef PER_THREAD
+#define PER_THREAD 20
+#endif
 
 KERNEL void __launch_bounds__(LANES)
     hyper_norm(float* x, const float* beta, const float* y, const float* w, float* normed, int width, int streams,
                float eps) {
     __shared__ float buffer[LANES];
     const long long row = blockIdx.x;
-    x += row * width;
-    normed += row * width;
-    w += row % streams * width;
-    float chain = 0.0f;
+    x += row * width + threadIdx.x;
+    normed += row * width + threadIdx.x;
+    w += row % streams * width + threadIdx.x;
+    float v[PER_THREAD], factors[PER_THREAD];
+    const int n = (width - static_cast<int>(threadIdx.x) + LANES - 1) / LANES;
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++) v[i] = i < n ? x[i * LANES] : 0.0f;
     if (beta) {
         const float strength = beta[row];
-        y += row / streams * width;
-#pragma unroll 4
-        for (int i = threadIdx.x; i < width; i += LANES) {
-            const float v = fmaf(strength, y[i], x[i]);
-            x[i] = v;
-            chain = fmaf(v, v, chain);
-        }
-    } else {
-#pragma unroll 4
-        for (int i = threadIdx.x; i < width; i += LANES) chain = fmaf(x[i], x[i], chain);
+        y += row / streams * width + threadIdx.x;
+        float added[PER_THREAD];
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; i++) added[i] = i < n ? y[i * LANES] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; i++) v[i] = fmaf(strength, added[i], v[i]);
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; i++)
+            if (i < n) x[i * LANES] = v[i];
     }
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++) factors[i] = i < n ? w[i * LANES] : 0.0f;
+    float chain = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++)
+        if (i < n) chain = fmaf(v[i], v[i], chain);
     const float r = rms_factor(fold_block(chain, buffer), width, eps);
-#pragma unroll 4
-    for (int i = threadIdx.x; i < width; i += LANES) normed[i] = (x[i] * r) * w[i];
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++)
+        if (i < n) normed[i * LANES] = (v[i] * r) * factors[i];
 }
 
 KERNEL void __launch_bounds__(256)
@@ -46,9 +61,24 @@ KERNEL void __launch_bounds__(256)
         beta[i - n_a] = 2.0f * sigmoid_f32(inject[i - n_a] * scale);
 }
 
+constexpr int STAGE = 20 * LANES;  // elements of both rows that are under way together in hyper_gate_inject; two stages
+
+struct Stage {
+    float w[STAGE], x[STAGE];
+};
+
+DEVICE void load_stage(Stage& to, const float* w, const float* x, int n) {
+    for (int e = threadIdx.x * 4; e < n; e += 4 * LANES) {
+        copy16(to.w + e, w + e);
+        copy16(to.x + e, x + e);
+    }
+    copies_commit();
+}
+
 KERNEL void __launch_bounds__(LANES)
     hyper_gate_inject(float* a, long long n_a, const float* normed, const float* w, float* beta, int n_beta, int streams,
                       int cols, float scale) {
+    __shared__ __align__(16) Stage stages[2];
     __shared__ float buffer[LANES];
     const int unit = blockIdx.x;
     if (unit >= n_beta) {
@@ -58,9 +88,17 @@ KERNEL void __launch_bounds__(LANES)
     }
     normed += static_cast<long long>(unit / streams) * cols;
     w += static_cast<long long>(unit % streams) * cols;
+    for (int u = 0; u < 2; u++) load_stage(stages[u], w + u * STAGE, normed + u * STAGE, min(STAGE, cols - u * STAGE));
     float chain = 0.0f;
-#pragma unroll 8
-    for (int i = threadIdx.x; i < cols; i += LANES) chain = fmaf(w[i], normed[i], chain);
+    for (int first = 0, u = 0; first < cols; first += STAGE, u ^= 1) {
+        copies_wait<1>();
+        __syncthreads();
+        const int n = min(STAGE, cols - first), next = first + 2 * STAGE;
+#pragma unroll 4
+        for (int i = threadIdx.x; i < n; i += LANES) chain = fmaf(stages[u].w[i], stages[u].x[i], chain);
+        __syncthreads();
+        load_stage(stages[u], w + next, normed + next, min(STAGE, cols - next));
+    }
     const float sum = fold_block(chain, buffer);
     if (threadIdx.x == 0) beta[unit] = 2.0f * sigmoid_f32(sum * scale);
 }
