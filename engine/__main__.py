@@ -1,4 +1,4 @@
-"""strata-engine: flags -> Options -> Pack -> ModelRunner -> Server.
+"""strata-engine: flags -> Options -> Pack -> ModelRunner or CudaRunner -> Server.
 
 Exit codes   0 left as told, 1 died (the last line says why), 2 refused to start; with --serve the reason is also an
              `ERR` line. No traceback goes to stdout or stderr; with STRATA_DEBUG=1 the log has it
@@ -25,8 +25,10 @@ from strata.protocol.lines import Err, encode
 from strata.protocol.version import VERSION
 
 if TYPE_CHECKING:
+    from strata.engine.cuda_runner import CudaRunner
     from strata.engine.inbox import Inbox
     from strata.engine.pack import Pack
+    from strata.engine.runner import ModelRunner
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 DIED_EXIT = 1
@@ -85,34 +87,46 @@ def _serve(pack: Pack, options: Options, out: int) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from strata.engine.facts import engine_info
     from strata.engine.inbox import Inbox
-    from strata.engine.runner import ModelRunner
     from strata.engine.schedule.live import SoloPath
     from strata.engine.serve import Server, Writer
 
     begun = time.perf_counter()
-    log(f"{pack.path.name}: {pack.n_bytes / 2**20:.0f} MiB, loading; a first start also compiles the host kernels")
-    runner = ModelRunner(pack, options)
+    log(f"{pack.path.name}: {pack.n_bytes / 2**20:.0f} MiB, loading; a first start also compiles the kernels")
+    runner = _runner(pack, options)
     runner.warm()
     path = SoloPath(
         runner,
-        chunk=options.prefill_chunk,
+        chunk=runner.chunk,
         reuse=options.prompt_cache > 0,
         end_ids=frozenset(options.eos_ids or ()),
         routed=pack.spec.layers * pack.spec.experts_used,
+        in_vram=options.device == "cuda",
         verify=options.verify_accounts,
     )
     inbox = Inbox(_STDIN)
     server = Server(path, inbox, Writer(out), max_context=options.max_context, vocab=pack.spec.vocab)
     _leave_on_signals(inbox)
     inbox.start()
-    log(f"{pack.path.name}: ready on {options.n_threads} threads after {time.perf_counter() - begun:.2f} s")
-    server.greet(engine_info(options, pack.spec.vocab))
+    log(f"{pack.path.name}: ready on {runner.where} after {time.perf_counter() - begun:.2f} s")
+    server.greet(engine_info(options, pack.spec.vocab, runner.info()))
     try:
         server.run()
     finally:
         if options.stats:
             log(f"stats: {server.totals}")
+            log(f"stats: {runner.costs}")
     return 0
+
+
+def _runner(pack: Pack, options: Options) -> ModelRunner | CudaRunner:
+    """The model on the device that was chosen. CuPy is imported only for a card."""
+    if options.device == "cuda":
+        from strata.engine.cuda_runner import CudaRunner
+
+        return CudaRunner(pack, options)
+    from strata.engine.runner import ModelRunner
+
+    return ModelRunner(pack, options)
 
 
 def _say(text: str) -> int:

@@ -1,12 +1,13 @@
-"""What an engine says about itself: the INFO line of a host engine, and the page that a pack is described with."""
+"""What an engine says about itself: the INFO line, and the page that a pack is described with."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from strata.engine.options import Options
 from strata.engine.pack import ModelSpec, Pack
-from strata.engine.state.slots import KV_FORMAT, estimate_bytes
+from strata.engine.state.slots import estimate_bytes
 from strata.protocol.lines import Info, InfoValue
 from strata.protocol.version import VERSION
 
@@ -28,12 +29,12 @@ _NOTHING_HERE = (
     "vram_elastic",
     "head_alias",
 )
-"""Figures of parts that the host engine does not have: 0 is their true value."""
+"""Figures of parts that a host engine does not have: 0 is their true value."""
 
 
-def engine_info(options: Options, vocab: int) -> Info:
-    """Every key that INFO always has, with what is true on the host, and a few of our own."""
-    values: dict[str, InfoValue] = {"context": options.max_context, "kv": KV_FORMAT}
+def engine_info(options: Options, vocab: int, device: Mapping[str, InfoValue]) -> Info:
+    """Every key that INFO always has, with what is true on the host, and a few of our own. `device`: what differs."""
+    values: dict[str, InfoValue] = {"context": options.max_context, "kv": options.kv}
     values.update(dict.fromkeys(_NOTHING_HERE, 0))
     values.update(
         spec=1,
@@ -48,8 +49,9 @@ def engine_info(options: Options, vocab: int) -> Info:
         prefill_chunk=options.prefill_chunk,
         device=options.device,
         kernels=options.kernels,
-        engine=VERSION,
     )
+    values.update(device)
+    values["engine"] = VERSION
     return Info(values)
 
 

@@ -23,6 +23,7 @@ AUTO_CHUNK: Final = 256
 """Tokens per prompt chunk with `auto`. On the host a STOP waits for one chunk, and the chunk never changes the text."""
 MAX_CACHE: Final = 64
 MAX_THREADS: Final = 256
+MAX_VRAM_MIB: Final = 1 << 22
 MAX_END_IDS: Final = 64
 
 
@@ -147,8 +148,8 @@ _WORKING: Final = (
         "--prefill N or auto",
         "auto",
         _auto_or(_whole(0, MAX_CHUNK)),
-        f"tokens per prompt chunk, at most {MAX_CHUNK}; auto = {AUTO_CHUNK}. A STOP waits for one chunk. "
-        "Never changes the text",
+        f"tokens per prompt chunk, at most {MAX_CHUNK}; auto = {AUTO_CHUNK}, on a card the largest that its memory "
+        "has room for. A STOP waits for one chunk. Never changes the text",
     ),
     _works(
         PROMPTS,
@@ -159,11 +160,34 @@ _WORKING: Final = (
         "prompt begins with it. Never changes the text",
     ),
     _works(
+        PROMPTS,
+        "--kv fp32 or fp16",
+        "fp32",
+        _one_of("fp32", "fp16"),
+        "format of keys and values; fp16 needs --device cuda, takes half the memory, and a text may differ",
+    ),
+    _works(
         MACHINE,
         "--device host or cuda",
         "host",
         _one_of("host", "cuda"),
-        "where the model is computed; cuda is refused until this engine has it",
+        "where the model is computed; cuda: the first card that CUDA_VISIBLE_DEVICES shows, with all weights in its "
+        "memory. Never changes the text",
+    ),
+    _works(
+        MACHINE,
+        "--vram-limit-mib N",
+        "0",
+        _whole(0, MAX_VRAM_MIB),
+        "use the card as if it had so much memory; 0: all that it has",
+    ),
+    _works(
+        MACHINE,
+        "--ple-io auto, vram or ram",
+        "auto",
+        _one_of("auto", "vram", "ram"),
+        "where the n-gram table lies with --device cuda: in VRAM, or in page-locked RAM that the card reads; auto: in "
+        "VRAM if there is room. The host reads the mapped file. Never changes the text",
     ),
     _works(
         MACHINE,
@@ -183,9 +207,9 @@ _WORKING: Final = (
     _works(CHECKS, "--stats", "off", _switch, "counters to the log at the end"),
 )
 
-_NO_CARD = "it shapes the memory of a graphics card, and this engine computes on the host"
+_NO_CARD = "all weights lie in one memory, that of the host or that of the card"
 _NO_TIER = "experts do not move between tiers in this engine"
-_MAPPED = "the experts are read from the mapped file, the system keeps them in RAM"
+_MAPPED = "the host reads the experts from the mapped file, a card has them all in its memory"
 _POOL = "the host kernels have one pool of threads; use --threads"
 _NO_DRAFTS = "this engine has no drafts, a window decodes one token"
 _NO_CHECKPOINTS = "there are no checkpoints; the last conversation stays live (--prompt-cache)"
@@ -193,15 +217,12 @@ _NO_PARKING = "conversations are not parked; the last one stays live (--prompt-c
 
 # One block per group and reason; a row is: option[, other spelling..] [value] | default | meaning
 _NOT_YET: Final[tuple[tuple[str, str, str], ...]] = (
-    (PROMPTS, "this engine keeps keys and values in float32", """
-        --kv F | int8 | format of keys and values: fp16, int8, q4_0, k8v4"""),
-    (PROMPTS, "keys and values lie in RAM, in pages that take memory when they are first used", """
+    (PROMPTS, "keys and values of the whole context have their place from the start", """
         --kv-resident N | 0 | keys and values kept in VRAM, in tokens; the rest streams
         --kv-grow | off | pools of keys and values grow in steps"""),
     (CACHE, _NO_CARD, """
         --vram-reserve-mib N | 700 | VRAM that planning leaves free
         --vram-reserve-later-mib N | as the first | the same for later stages
-        --vram-limit-mib N | none | plan as if the card had so much VRAM
         --expert-cache N or auto | auto | experts kept in VRAM
         --expert-cache-device1, --expert-cache-device2, --expert-cache-device3 N or auto | off | caches on more cards
         --expert-cache-per-layer N | off | a fixed number of slots per layer
@@ -215,8 +236,7 @@ _NOT_YET: Final[tuple[tuple[str, str, str], ...]] = (
         --resident-experts | off | copy of the missed experts in RAM
         --resident-cpu-experts | off | copy of the host's experts in RAM
         --resident-budget-gib N | all | how much of them
-        --mmap-experts | off | experts from the mapped file
-        --ple-io M | auto | source of the n-gram table: direct, mmap, ram"""),
+        --mmap-experts | off | experts from the mapped file"""),
     (RAM, _POOL, """
         --pool-workers N | physical cores - 1 | workers for experts on the CPU
         --pool-tasks N | none | tasks of that pool
@@ -326,6 +346,8 @@ Examples
       strata-engine --serve --pack model.gguf --max-context 32768 --threads 4
   One greedy request by hand: 8 tokens after the ids 11, 12, 13, then leave:
       printf 'GEN 8 11,12,13\\nQUIT\\n' | strata-engine --serve --pack model.gguf
+  The same on a graphics card, as if it had 24 GiB:
+      strata-engine --serve --pack model.gguf --device cuda --vram-limit-mib 24576
   Show that neither chunks nor reuse change a text:
       strata-engine --serve --pack model.gguf --prefill 64 --prompt-cache 0
 

@@ -6,7 +6,7 @@ Errors   Refused; its text is one line that names the option, the limit and the 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
@@ -27,10 +27,11 @@ class Refused(Exception):
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """One field per working option of `flags.FLAGS`, with the same name.
 
-    max_context   tokens; 0 until `fitted` has seen the model, when none was given
-    prefill       tokens per prompt chunk, 0 = auto
-    threads       of the host kernels, 0 = all usable cores
-    eos_ids       end tokens, None = the pack's
+    max_context      tokens; 0 until `fitted` has seen the model, when none was given
+    prefill          tokens per prompt chunk, 0 = auto
+    vram_limit_mib   what the card counts as, 0 = all that it has
+    threads          of the host kernels, 0 = all usable cores
+    eos_ids          end tokens, None = the pack's
     """
 
     pack: str
@@ -39,7 +40,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int = 0
     prefill: int = 0
     prompt_cache: int = 6
+    kv: Literal["fp32", "fp16"] = "fp32"
     device: Literal["host", "cuda"] = "host"
+    vram_limit_mib: int = 0
+    ple_io: Literal["auto", "vram", "ram"] = "auto"
     threads: int = 0
     kernels: Literal["cpu", "reference"] = "cpu"
     verify_accounts: bool = False
@@ -47,7 +51,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prefill_chunk(self) -> int:
-        """Tokens per prompt chunk, once the context is known."""
+        """Tokens per prompt chunk on the host, once the context is known."""
         return min(self.prefill or flags.AUTO_CHUNK, self.max_context)
 
     @property
@@ -91,12 +95,24 @@ def refusal(given: Sequence[tuple[str, str | None]]) -> str | None:
     last = {flag.name: text for name, text in given if (flag := flags.find(name)) is not None}
     if "--pack" not in last:
         return "--pack: no model given; name a GGUF file: --pack model.gguf"
+    return _device_refusal(last)
+
+
+def _device_refusal(last: Mapping[str, str | None]) -> str | None:
+    """Why the options do not go together on the device that was chosen."""
     if last.get("--device") == "cuda":
         if find_spec("cupy") is None:
             return (
                 "--device cuda: CuPy is not installed; install strata[cuda12] or strata[cuda13], or use --device host"
             )
-        return "--device cuda: this engine has no CUDA device yet; use --device host"
+        if last.get("--kernels") == "reference":
+            return "--kernels reference: a card has its own kernels; leave it out, or use --device host"
+        return None
+    if last.get("--kv") == "fp16":
+        return "--kv fp16: the host keeps keys and values in float32; leave it out, or use --device cuda"
+    for name, plain in (("--vram-limit-mib", "0"), ("--ple-io", "auto")):
+        if last.get(name, plain) != plain:
+            return f"{name}: there is no card on the host; leave it out, or use --device cuda"
     return None
 
 

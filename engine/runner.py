@@ -15,16 +15,23 @@ from strata.engine.pack import Pack
 from strata.engine.state.pages import AccountsError
 from strata.engine.state.slots import StateTooLarge, require_memory
 from strata.kernels.ops import F32, I32, Sampling
+from strata.protocol.lines import InfoValue
 
 _SLOT = 0
 _WARM_PROMPT = np.array([0, 1], np.int32)
 
 
 class ModelRunner:
-    """`schedule.live.Runner` on a pack. One slot."""
+    """`schedule.live.Runner` on a pack. One slot.
+
+    chunk   most tokens of a prompt chunk · where: for the log · costs: a line for --stats
+    """
 
     def __init__(self, pack: Pack, options: Options) -> None:
         device = HostDevice(options.kernels, options.n_threads)
+        self.chunk = options.prefill_chunk
+        self.where = f"{device.threads} threads"
+        self.costs = f"{device.name}, {self.where}"
         self._kernels = device.kernels
         try:
             require_memory(pack.spec, 1, options.max_context, device.memory().free)  # before the weights take theirs
@@ -40,6 +47,10 @@ class ModelRunner:
         if logits is not None:
             self.sample(logits, _WARM_PROMPT, Sampling(temperature=1.0, penalty_repeat=1.1, seed=1), 3)
         self.reset()
+
+    def info(self) -> dict[str, InfoValue]:
+        """What INFO says of the device beside what is always said: nothing."""
+        return {}
 
     def reset(self) -> None:
         self._state.reset(_SLOT)

@@ -70,8 +70,11 @@ class StateMemory(Protocol):
 class Device(StateMemory, Protocol):
     """Where a stage runs."""
 
-    name: str
-    kernels: Kernels
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kernels(self) -> Kernels: ...
 
     def memory(self) -> Memory: ...
 
@@ -86,6 +89,9 @@ class Device(StateMemory, Protocol):
 
     def place(self, arrays: Sequence[npt.NDArray[np.int32]]) -> Sequence[Array]:
         """What describes the rows of a pass, where kernels read it until the next `place`."""
+
+    def expect(self, bound: int | None) -> None:
+        """The positions of the next pass are below the bound; None: they may be anything."""
 
     def begin(self) -> None:
         """A forward pass begins: what the one before made is no longer valid."""

@@ -91,6 +91,7 @@ class CudaDevice:
         self._spaces: list[Workspace] = []
         self._turn = 0
         self.workspace_bytes = 0
+        self.table_in_ram = False
         ints = MAX_ROWS * _ROW_INTS
         self._rows = self._take(4 * ints, "rows").view(np.int32)
         self._staging = Staging(self.driver, 4 * ints)
@@ -144,9 +145,9 @@ class CudaDevice:
     def weight(self, w: Weight) -> Weight:
         return Weight(w.type, w.shape, self._promised(w.data))
 
-    def table(self, w: Weight, in_ram: bool = False) -> Weight:
+    def table(self, w: Weight) -> Weight:
         """The table in the weights' arena, or in page-locked RAM that the card reads over PCIe."""
-        if not in_ram:
+        if not self.table_in_ram:
             return self.weight(w)
         host = self.driver.pinned(w.data.nbytes)
         self._copies.append(Copy(flat(w.data), host, host=True))
@@ -211,6 +212,9 @@ class CudaDevice:
     def _use(self, parts: list[Array]) -> None:
         self._spaces = [Workspace(part) for part in parts]
         self.kernels.workspace = self._spaces[0] if parts else self._counters
+
+    def expect(self, bound: int | None) -> None:
+        self.kernels.bound = bound
 
     def begin(self) -> None:
         self._spaces[0].release(0)

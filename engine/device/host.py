@@ -91,6 +91,9 @@ class HostDevice(HostMemory):
     def place(self, arrays: Sequence[npt.NDArray[np.int32]]) -> Sequence[Array]:
         return arrays
 
+    def expect(self, bound: int | None) -> None:
+        """Nothing to do: the kernels look at the positions."""
+
     def begin(self) -> None:
         """Nothing to do, as for `turn` and `rest`: arrays live as long as somebody holds them."""
 

@@ -44,24 +44,24 @@ class Model:
         self.spec = spec
         self.device = device
         self.max_context = max_context
-        kernels, ends = device.kernels, Binder(pack, "", device)
-        self._embedding = Embedding(device, embedding_table(pack, device), spec.streams)
-        self._head = Head(kernels, ends.hyper("output_hc", inject=False), (output_matrix(pack, device),), spec.eps)
-        self.stages = (Stage(device, _bind_layers(pack, device, max_context)),)
+        self._embedding, self._head, stage = bind(pack, device, max_context)
+        self.stages = (stage,)
 
-    def new_state(self, n_slots: int) -> StatePool:
+    def new_state(self, n_slots: int, kv: str = "fp32") -> StatePool:
         """An empty state. Raises StateTooLarge when the device's free memory does not hold it."""
-        require_memory(self.spec, n_slots, self.max_context, self.device.memory().free)
-        return StatePool(self.spec, n_slots, self.max_context, memory=self.device)
+        if self.device.sides == 1:
+            require_memory(self.spec, n_slots, self.max_context, self.device.memory().free)
+        return StatePool(self.spec, n_slots, self.max_context, kv=kv, memory=self.device)
 
     def forward(self, rows: Rows, state: StatePool, want: Sequence[int] | None = None) -> F32:
         """Read the rows into the state; logits (len(want), vocab) of the rows that `want` names (None: of none)."""
-        self._check(rows, state)
+        self.check(rows, state)
         wanted = np.asarray([] if want is None else want, np.int64)
         if len(wanted) and (wanted.min() < 0 or wanted.max() >= len(rows)):
             raise ValueError(f"wanted rows must be in 0 to {len(rows) - 1}, got {wanted.min()} to {wanted.max()}")
         lengths = [(slot, end - begin) for slot, begin, end in rows.segments.tolist()]
         state.reserve_all(lengths)
+        self.device.expect(int(rows.positions.max()) + 1)
         logits = self.compute(state.located(rows).placed(self.device), state, wanted)
         for slot, n in lengths:
             state.advance(slot, n)
@@ -78,8 +78,8 @@ class Model:
             stage(x, rows, state)
         return self._head(self.device.take(x, wanted)) if len(wanted) else None
 
-    def _check(self, rows: Rows, state: StatePool) -> None:
-        """Each segment continues its slot, and every token is in the vocabulary."""
+    def check(self, rows: Rows, state: StatePool) -> None:
+        """ValueError unless each segment continues its slot and every token is in the vocabulary."""
         for slot, begin, _ in rows.segments.tolist():
             if slot >= state.n_slots:
                 raise ValueError(f"slots must be in 0 to {state.n_slots - 1}, got {slot}")
@@ -90,6 +90,15 @@ class Model:
         low, high = int(rows.tokens.min()), int(rows.tokens.max())
         if low < 0 or high >= self.spec.vocab:
             raise ValueError(f"token ids must be in 0 to {self.spec.vocab - 1}, got {low if low < 0 else high}")
+
+
+def bind(pack: Pack, device: Device, max_context: int) -> tuple[Embedding, Head, Stage]:
+    """All weights of the pack on one device."""
+    spec, ends = pack.spec, Binder(pack, "", device)
+    embedding = Embedding(device, embedding_table(pack, device), spec.streams)
+    mixer = ends.hyper("output_hc", inject=False)
+    head = Head(device.kernels, mixer, (output_matrix(pack, device),), spec.eps)
+    return embedding, head, Stage(device, _bind_layers(pack, device, max_context))
 
 
 def _bind_layers(pack: Pack, device: Device, max_context: int) -> list[Layer]:

@@ -56,6 +56,7 @@ class SoloPath:
         reuse: bool,
         end_ids: Collection[int],
         routed: int = 0,
+        in_vram: bool = False,
         verify: bool = False,
     ) -> None:
         self._runner = runner
@@ -63,6 +64,7 @@ class SoloPath:
         self._reuse = reuse
         self._end_ids = end_ids
         self._routed = routed
+        self._in_vram = in_vram
         self._verify = verify
         self._solo: Solo | None = None
         self._session: I32 = _NOTHING
@@ -94,6 +96,7 @@ class SoloPath:
             end_ids=self._end_ids,
             clock=now_ms,
             routed=self._routed,
+            in_vram=self._in_vram,
         )
         return [self._solo.begin()]
 

@@ -58,6 +58,7 @@ class Solo:
     end_ids   tokens that end the answer
     clock     milliseconds, monotonic
     routed    expert entries that one token routes through the whole model (for the counters of DONE)
+    in_vram   the experts lie in a card's memory, else in RAM
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Solo:
         end_ids: Collection[int],
         clock: Callable[[], float],
         routed: int = 0,
+        in_vram: bool = False,
     ) -> None:
         self.request = request
         self.reused = reused
@@ -83,6 +85,7 @@ class Solo:
         self._end_ids = end_ids
         self._clock = clock
         self._routed = routed
+        self._in_vram = in_vram
         self._begun_ms = self._read_ms = self._last_ms = clock()
 
     @property
@@ -148,7 +151,7 @@ class Solo:
         return Token(token)
 
     def done(self) -> Done:
-        """The closing event. On the host every routed expert of a decode window is read from RAM."""
+        """The closing event. Every routed expert of a decode window comes from the one memory where all are."""
         if self.finish is None:
             raise RuntimeError("a request that is not over has no DONE")
         routed = self._routed * max(0, self.n_generated - 1)
@@ -159,7 +162,8 @@ class Solo:
             decode_ms=self._last_ms - self._read_ms,
             finish=self.finish,
             reused=self.reused,
+            hits=routed if self._in_vram else 0,
             lookups=routed,
-            ram_blobs=routed,
+            ram_blobs=0 if self._in_vram else routed,
             prompt_read=min(self.n_held, self.n_prompt) - self.reused,
         )

@@ -25,8 +25,6 @@ from strata.kernels.ops import PAGE
 if TYPE_CHECKING:
     from strata.engine.model.rows import Rows
 
-KV_FORMAT = "fp32"
-
 
 class StateTooLarge(Exception):
     """The state that was asked for does not fit the memory there is. One line."""

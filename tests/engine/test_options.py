@@ -74,8 +74,8 @@ def test_defaults_of_the_struct_are_those_that_the_table_shows():
 
 def test_every_working_option_reaches_its_field():
     line = (
-        "--serve --pack m.gguf --eos-ids 1,2 --max-context 8192 --prefill 64 --prompt-cache 0 --device host "
-        "--threads 3 --kernels reference --verify-accounts --stats"
+        "--serve --pack m.gguf --eos-ids 1,2 --max-context 8192 --prefill 64 --prompt-cache 0 --device host --kv fp32 "
+        "--vram-limit-mib 0 --ple-io auto --threads 3 --kernels reference --verify-accounts --stats"
     )
     given = parse(line.split())
     assert given == Options(
@@ -132,7 +132,10 @@ def test_a_chunk_of_the_command_line_fits_a_forward_pass():
         (["--serve=1"], "--serve: takes no value, got '1'"),
         (["--sreve"], "--sreve: unknown option; strata-engine --help lists all"),
         (["model.gguf"], "model.gguf: unknown option"),
-        (["--kv", "fp16"], "--kv: this engine keeps keys and values in float32; leave the option out"),
+        (["--kv", "int8"], "--kv: wants one of fp32, fp16, got 'int8'"),
+        (["--kv", "fp16"], "--kv fp16: the host keeps keys and values in float32; leave it out, or use --device cuda"),
+        (["--vram-limit-mib", "8151"], "--vram-limit-mib: there is no card on the host; leave it out, or use --device"),
+        (["--ple-io", "ram"], "--ple-io: there is no card on the host; leave it out, or use --device cuda"),
         (["--batch=4"], "--batch: this engine serves one request at a time; leave the option out"),
         (["--rope-scale", "2"], "--rope-scale: the context cannot be extended"),
     ],
@@ -147,13 +150,19 @@ def test_a_start_without_a_model_says_how_to_name_one():
     assert refusal_of("--serve") == "--pack: no model given; name a GGUF file: --pack model.gguf"
 
 
-def test_cuda_without_cupy_says_what_to_install_and_with_it_that_there_is_no_such_device(monkeypatch):
+def test_cuda_without_cupy_says_what_to_install(monkeypatch):
     monkeypatch.setattr(options, "find_spec", lambda name: None)
     assert "install strata[cuda12] or strata[cuda13], or use --device host" in refusal_of(
         "--pack", "x", "--device", "cuda"
     )
+
+
+def test_a_card_takes_its_options_and_not_those_of_the_host(monkeypatch):
     monkeypatch.setattr(options, "find_spec", lambda name: object())
-    assert "no CUDA device yet; use --device host" in refusal_of("--pack", "x", "--device", "cuda")
+    card = ["--pack", "x", "--device", "cuda"]
+    given = parse([*card, "--kv", "fp16", "--vram-limit-mib", "8151", "--ple-io", "ram"])
+    assert (given.kv, given.vram_limit_mib, given.ple_io) == ("fp16", 8151, "ram")
+    assert refusal_of(*card, "--kernels", "reference").startswith("--kernels reference: a card has its own kernels")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,53 @@
+"""A device that holds nothing and counts what a model and its state would take of a card.
+
+The same binding code runs against it, so that the arenas are neither too small nor too large.
+
+Units    bytes, alignment included
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from strata.engine.device.arena import padded
+from strata.engine.device.base import Array
+from strata.engine.device.host import HostDevice, HostMirror
+from strata.kernels.formats import Weight
+
+
+class Meter(HostDevice):
+    """`weights`, of these `experts`, and `table_bytes`: what was bound; `state`: `zeros` and `mirror` together."""
+
+    def __init__(self, sides: int) -> None:
+        super().__init__("reference")
+        self.sides = sides
+        self.weights = self.experts = self.table_bytes = self.state = 0
+
+    def put(self, array: npt.NDArray[Any]) -> Array:
+        self.weights += padded(array.nbytes)
+        return array
+
+    def weight(self, w: Weight) -> Weight:
+        self.weights += padded(w.data.nbytes)
+        self.experts += w.data.nbytes if len(w.shape) == 3 else 0
+        return w
+
+    def table(self, w: Weight) -> Weight:
+        self.table_bytes += padded(w.data.nbytes)
+        return w
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
+        array = np.broadcast_to(np.zeros((), dtype), shape)
+        self.state += padded(array.size * array.itemsize)
+        return array
+
+    def fill(self, array: Array, value: float) -> None:
+        """There is nothing to fill."""
+
+    def mirror(self, shape: tuple[int, ...], value: int) -> HostMirror:
+        mirror = super().mirror(shape, value)
+        self.state += padded(mirror.host.nbytes)
+        return mirror

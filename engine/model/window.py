@@ -1,0 +1,302 @@
+"""Windows: forward passes of a few rows with sampling inside, as one graph for each layout.
+
+    ticket = windows.start(rows, wanted=1)     # rows from the host
+    ticket = windows.step(ticket, position)    # the next token of the same sequences, fed on the device
+    ids = ticket.wait()
+
+A layout is what a graph cannot change: numbers of rows, segments and wanted rows, width of the list of ids that the
+penalties look at, and a bound of the positions. Everything else lies in fixed buffers and is read on the device. The
+first use of a layout runs it as it is, which loads its kernels, and captures it; later ones replay the graph. Both give
+the same bits.
+
+A window writes the recurrent state beside the one it reads, and keys and values behind those that count. So one may be
+started before anybody knows whether it is wanted: it counts when `StatePool.advance` says so.
+
+Errors   ValueError for more rows than a window has; DeviceError of the card
+Cost     a start copies some hundred bytes to the card; a step is one launch. Host work of both: tens of microseconds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from strata.engine.device.cuda import CudaDevice, Staging
+from strata.engine.device.driver import Array, Event, Graph
+from strata.engine.model.model import Model
+from strata.engine.model.rows import Rows
+from strata.engine.state.slots import StatePool
+from strata.kernels.cuda.sample import MAX_RECENT, SETTINGS, pack
+from strata.kernels.cuda.window import window_next, window_recent
+from strata.kernels.ops import I32, Sampling
+
+RECENT_WIDTHS: Final = (0, 64, 512, MAX_RECENT)
+"""Widths of a row's list of recent ids: few, so that few layouts serve all requests."""
+IN_FLIGHT: Final = 4
+"""Windows whose ids may be on their way at once."""
+
+
+def penalises(how: Sampling) -> bool:
+    """Whether recent ids matter."""
+    plain = how.penalty_repeat == 1.0 and how.penalty_freq == 0.0 and how.penalty_present == 0.0
+    return how.temperature > 0 and not plain
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """How a row's token of `position` is sampled, and what the windows after it may assume.
+
+    recent   the ids that the penalties look at: those before `position`, as many as they look back or as there are
+    """
+
+    how: Sampling
+    recent: I32
+    position: int
+
+    @property
+    def width(self) -> int:
+        """Places of the row's list on the card. Where all ids so far count, there is room for more."""
+        n = len(self.recent) if penalises(self.how) else 0
+        return next(width for width in RECENT_WIDTHS if n < width or (n == width and (self.slides or not n)))
+
+    @property
+    def slides(self) -> bool:
+        """Whether a new id takes the place of the oldest; else the list still grows."""
+        return len(self.recent) < self.position or len(self.recent) == MAX_RECENT
+
+    @property
+    def modulus(self) -> int:
+        """The id of position p lies at place p mod this; 0: there is no list."""
+        return min(len(self.recent), self.width) if self.slides else self.width
+
+    def holds_for(self, how: Sampling, recent: I32, position: int) -> bool:
+        """Whether the card, having begun with this draw, samples a later position in this way."""
+        if how != self.how:
+            return False
+        if not self.width:
+            return not (penalises(how) and len(recent))
+        grown = 0 if self.slides else position - self.position
+        return len(recent) == len(self.recent) + grown <= self.width
+
+    def table(self, width: int) -> I32:
+        """The list as the card keeps it, int32 (width,), -1 = none."""
+        table = np.full(width, -1, np.int32)
+        if self.width:
+            first = self.position - len(self.recent)
+            table[np.arange(first, self.position) % self.modulus] = self.recent
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """rows · segments · wanted: last rows whose logits are made · recent: width of the lists · bound of positions."""
+
+    rows: int
+    segments: int
+    wanted: int
+    recent: int = 0
+    bound: int | None = None
+
+    @property
+    def steps(self) -> bool:
+        """Whether the window samples and can feed itself: a row is a sequence and gets its next token."""
+        return self.rows == self.segments == self.wanted
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """Work under way. `logits` (wanted, vocab) lie on the card until the next pass begins."""
+
+    layout: Layout
+    logits: Array | None
+    _landing: I32
+    _event: Event
+    _ids: list[int] | None = None
+
+    def wait(self) -> list[int]:
+        """Until the work is done. The sampled ids, if it samples; below 0 where the logits of a row are not finite."""
+        if self._ids is None:
+            self._event.wait()
+            self._ids = self._landing[: self.layout.wanted].tolist()
+        return self._ids
+
+
+class Windows:
+    """Windows of at most `most_rows` rows of a model on a card, over one state."""
+
+    def __init__(self, model: Model, state: StatePool, device: CudaDevice, most_rows: int) -> None:
+        self.most_rows = most_rows
+        self._model = model
+        self._state = state
+        self._device = device
+        self._graphs: dict[Layout, tuple[Graph, Array | None]] = {}
+        self._buffers = _Buffers(device, most_rows)
+        self._staging = Staging(device.driver, max(array.nbytes for array in self._buffers.all))
+        self._landings = [device.driver.pinned(4 * most_rows).view(np.int32) for _ in range(IN_FLIGHT)]
+        self._events = [device.driver.event() for _ in range(IN_FLIGHT)]
+        self._sent = 0
+
+    @property
+    def n_graphs(self) -> int:
+        """Layouts that have been captured."""
+        return len(self._graphs)
+
+    def layout(self, rows: Rows, wanted: int, recent: int = 0) -> Layout:
+        """The layout of these rows, with the tightest bound that there are graphs for."""
+        budget, last = self._model.spec.index_budget, int(rows.positions.max())
+        bound = budget if last < budget < self._model.max_context else None
+        return Layout(len(rows), len(rows.segments), wanted, recent, bound)
+
+    def sample_with(self, draws: Sequence[Draw]) -> int:
+        """How the rows of the windows to come are sampled. Returns the width of their lists, for the layout."""
+        settings, seeds = pack([draw.how for draw in draws])
+        width = max(draw.width for draw in draws)
+        self._upload(self._buffers.settings, settings)
+        self._upload(self._buffers.seeds, seeds)
+        if width:
+            self._upload(self._buffers.recent, np.stack([draw.table(width) for draw in draws]))
+            self._upload(self._buffers.moduli, np.array([draw.modulus for draw in draws], np.int32))
+        return width
+
+    def start(self, rows: Rows, wanted: int, recent: int = 0) -> Ticket:
+        """Run rows from the host; the state's slots must have room for them (`StatePool.reserve_all`)."""
+        self._enter(rows)
+        return self._run(self.layout(rows, wanted, recent))
+
+    def step(self, before: Ticket, position: int) -> Ticket:
+        """Run the sequences of a window again, each with the id that it sampled; `position`: the largest of them."""
+        layout = before.layout
+        if not layout.steps:
+            raise ValueError(f"{layout} does not say which tokens come next")
+        if layout.bound is not None and position >= layout.bound:
+            layout = replace(layout, bound=None)
+        return self._run(layout)
+
+    def eager(self, rows: Rows, wanted: int, recent: int = 0) -> Ticket:
+        """`start` without a graph: the slow path that the graphs are compared with."""
+        self._enter(rows)
+        layout = self.layout(rows, wanted, recent)
+        return self._land(layout, self.compute(layout))
+
+    def draw(self, logits: Array, draws: Sequence[Draw]) -> Ticket:
+        """Sample from the logits (n, vocab) of the last pass, a row a draw."""
+        layout = Layout(len(draws), len(draws), len(draws), self.sample_with(draws))
+        self._upload(self._buffers.drawn, np.array([draw.position for draw in draws], np.int32))
+        self.compute_draw(logits, layout)
+        return self._land(layout, logits)
+
+    def rehearse(self, layout: Layout) -> None:
+        """Run the work of a layout on rows that mean nothing: first tokens of slot 0, which must have a page."""
+        n = layout.rows
+        zeros = np.zeros(n, np.int32)
+        edges = np.linspace(0, n, layout.segments + 1).astype(np.int32)
+        segments = np.stack([np.zeros(layout.segments, np.int32), edges[:-1], edges[1:]], 1)
+        self._enter(Rows(zeros, zeros, zeros, segments))
+        self.sample_with([Draw(Sampling(), zeros[:0], 0)] * n)
+        logits = self.compute(layout)
+        if logits is not None:
+            self.compute_draw(logits, layout)
+
+    def prepare(self, layout: Layout) -> None:
+        """Capture a layout before it is needed, after a rehearsal."""
+        self.rehearse(layout)
+        self._run(layout)
+
+    def compute(self, layout: Layout) -> Array | None:
+        """The work of a window: what a graph is captured of."""
+        n, wanted, kernels = layout.rows, layout.wanted, self._device.kernels
+        rows, own = self._buffers.rows(n, layout.segments), self._buffers.sampling(layout)
+        kernels.bound = layout.bound
+        if layout.steps and layout.recent:
+            window_recent(rows.tokens, rows.positions, self._buffers.moduli[:n], own.recent)
+        logits = self._model.compute(rows, self._state, np.arange(n - wanted, n))
+        if layout.steps:
+            kernels.sample_rows(logits, own.settings, own.seeds, rows.positions, own.recent, ahead=1, out=own.ids)
+            window_next(own.ids, rows.tokens, rows.positions, rows.segments)
+        return logits
+
+    def compute_draw(self, logits: Array, layout: Layout) -> None:
+        """The work of a draw."""
+        own = self._buffers.sampling(layout)
+        positions = self._buffers.drawn[: layout.wanted]
+        self._device.kernels.sample_rows(logits, own.settings, own.seeds, positions, own.recent, out=own.ids)
+
+    def _enter(self, rows: Rows) -> None:
+        if len(rows) > self.most_rows:
+            raise ValueError(f"a window has at most {self.most_rows} rows, got {len(rows)}")
+        self._upload(self._buffers.inputs, _Buffers.packed(self._state.located(rows), self.most_rows))
+
+    def _upload(self, target: Array, values: npt.NDArray[Any]) -> None:
+        self._staging.upload(target[: values.size], values)
+
+    def _run(self, layout: Layout) -> Ticket:
+        if layout not in self._graphs:
+            ticket = self._land(layout, self.compute(layout))
+            logits: list[Array | None] = []
+            graph = self._device.driver.capture(lambda: logits.append(self.compute(layout)))
+            self._graphs[layout] = graph, logits[0]
+            return ticket
+        graph, made = self._graphs[layout]
+        graph.launch()
+        return self._land(layout, made)
+
+    def _land(self, layout: Layout, logits: Array | None) -> Ticket:
+        """Bring the ids to the host behind the work."""
+        turn = self._sent % IN_FLIGHT
+        self._sent += 1
+        landing, event = self._landings[turn], self._events[turn]
+        if layout.wanted:
+            self._device.driver.download(landing[: layout.wanted], self._buffers.ids[: layout.wanted])
+        event.record()
+        return Ticket(layout, logits, landing, event)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sampling:
+    settings: Array
+    seeds: Array
+    recent: Array
+    ids: Array
+
+
+class _Buffers:
+    """What the kernels of all layouts read and write at fixed addresses."""
+
+    def __init__(self, device: CudaDevice, n: int) -> None:
+        self._most = n
+        self.inputs = device.fixed(4 * 6 * n).view(np.int32)
+        self.ids, self.moduli, self.drawn = (device.fixed(4 * n).view(np.int32) for _ in range(3))
+        self.recent = device.fixed(4 * n * MAX_RECENT).view(np.int32)
+        self.settings = device.fixed(8 * n * len(SETTINGS)).view(np.float64)
+        self.seeds = device.fixed(8 * n).view(np.uint64)
+
+    @property
+    def all(self) -> tuple[Array, ...]:
+        return self.inputs, self.ids, self.moduli, self.drawn, self.recent, self.settings, self.seeds
+
+    @staticmethod
+    def packed(rows: Rows, most: int) -> I32:
+        """Rows as `inputs` holds them."""
+        packed = np.zeros(3 * most + rows.segments.size, np.int32)
+        for i, part in enumerate((rows.tokens, rows.positions, rows.slots)):
+            packed[i * most : i * most + len(part)] = part
+        packed[3 * most :] = rows.segments.reshape(-1)
+        return packed
+
+    def rows(self, n: int, segments: int) -> Rows:
+        tokens, positions, slots = (self.inputs[i * self._most : i * self._most + n] for i in range(3))
+        first = 3 * self._most
+        return Rows(tokens, positions, slots, self.inputs[first : first + 3 * segments].reshape(segments, 3))
+
+    def sampling(self, layout: Layout) -> _Sampling:
+        n, width = layout.wanted, layout.recent
+        return _Sampling(
+            self.settings[: n * len(SETTINGS)].reshape(n, -1),
+            self.seeds[:n],
+            self.recent[: n * width].reshape(n, width),
+            self.ids[:n],
+        )

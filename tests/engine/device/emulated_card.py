@@ -1,0 +1,191 @@
+"""A card without hardware behind `engine.device.driver.Driver`: kernels run on the emulator, memory is NumPy's.
+
+Work is queued and runs as late as CUDA allows, when somebody waits: a buffer that is changed while a copy of it is
+under way, or an id that is read before its event, gives wrong numbers here.
+Fresh memory holds 0xFF: floats in it are NaN.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+ALIGNMENT = 256
+EMULATOR = Path(__file__).resolve().parents[2] / "kernels" / "cuda" / "emulator" / "emulator.py"
+
+
+def load_emulator() -> ModuleType:
+    name = "strata_test_emulator"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, EMULATOR)
+        assert spec and spec.loader
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def aligned(n_bytes: int) -> np.ndarray:
+    """uint8 (n_bytes,) at a multiple of ALIGNMENT, with some readable bytes behind it."""
+    room = np.empty(n_bytes + 2 * ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % ALIGNMENT
+    return room[begin : begin + n_bytes]
+
+
+class EmulatedEvent:
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._at = 0
+
+    def record(self) -> None:
+        self._at = self._stream.queued
+
+    def wait(self) -> None:
+        self._stream.run_to(self._at)
+
+
+class Stream:
+    """A queue of work. `queued` and `done` count pieces since the beginning."""
+
+    def __init__(self) -> None:
+        self.queued = 0
+        self.done = 0
+        self._queue: list[Callable[[], None]] = []
+
+    def add(self, work: Callable[[], None]) -> None:
+        self._queue.append(work)
+        self.queued += 1
+
+    def run_to(self, at: int) -> None:
+        n = max(0, at - self.done)
+        part, self._queue = self._queue[:n], self._queue[n:]
+        self.done += n
+        for work in part:
+            work()
+
+
+class EmulatedGraph:
+    def __init__(self, driver: EmulatedDriver, work: list[Callable[[], None]]) -> None:
+        self._driver = driver
+        self.work = work
+
+    def launch(self) -> None:
+        self._driver.graph_launches += 1
+        for each in self.work:
+            self._driver.stream.add(each)
+
+
+class EmulatedDriver:
+    """`total`: bytes of the card."""
+
+    name = "emulated card"
+
+    def __init__(self, emulator: Any, total: int = 4 << 30) -> None:
+        self._emulator = emulator
+        self.total = total
+        self.held = 0
+        self.stream = Stream()
+        self.sealed = False
+        self.launches = self.graph_launches = 0
+        self._captured: list[Callable[[], None]] | None = None
+
+    # the kernels' loader
+
+    def load_kernel(self, source: str, name: str, **constants: int | str) -> Any:
+        kernel = self._emulator.load_kernel(source, name, **constants)
+
+        def launch(grid: Any, block: Any, args: tuple[Any, ...], shared_mem: int = 0) -> None:
+            self.launches += 1
+            kept = tuple(a.copy() if isinstance(a, np.ndarray) and not a.ndim else a for a in args)
+            self._add(lambda: kernel(grid, block, kept, shared_mem=shared_mem))
+
+        launch.max_dynamic_shared_size_bytes = 227 << 10  # type: ignore[attr-defined]
+        return launch
+
+    def _add(self, work: Callable[[], None]) -> None:
+        if self._captured is not None:
+            self._captured.append(work)
+        else:
+            self.stream.add(work)
+
+    # Driver
+
+    def memory(self) -> tuple[int, int]:
+        return self.total - self.held, self.total
+
+    def allocate(self, n_bytes: int) -> np.ndarray:
+        assert not self.sealed and self._captured is None, "memory is taken after the start"
+        memory = aligned(n_bytes)
+        memory[:] = 0xFF
+        return memory
+
+    def pinned(self, n_bytes: int) -> np.ndarray:
+        memory = aligned(n_bytes)
+        memory[:] = 0xEE
+        return memory
+
+    def mapped(self, host: np.ndarray) -> np.ndarray:
+        return host
+
+    def upload(self, target: np.ndarray, source: np.ndarray) -> None:
+        self.copy(target, source)
+
+    def download(self, target: np.ndarray, source: np.ndarray) -> None:
+        self.copy(target, source)
+
+    def copy(self, target: np.ndarray, source: np.ndarray) -> None:
+        assert target.nbytes == source.nbytes and target.flags.c_contiguous and source.flags.c_contiguous
+        self._add(lambda: _bytes(target).__setitem__(slice(None), _bytes(source)))
+
+    def fetch(self, array: np.ndarray) -> np.ndarray:
+        assert array.flags.c_contiguous
+        self.synchronize()
+        return array.copy()
+
+    def zero(self, array: np.ndarray) -> None:
+        assert array.flags.c_contiguous
+        self._add(lambda: array.fill(0))
+
+    def event(self) -> EmulatedEvent:
+        return EmulatedEvent(self.stream)
+
+    def capture(self, work: Callable[[], None]) -> EmulatedGraph:
+        self._captured = captured = []
+        try:
+            work()
+        finally:
+            self._captured = None
+        return EmulatedGraph(self, captured)
+
+    def uploader(self) -> EmulatedUploader:
+        return EmulatedUploader()
+
+    def synchronize(self) -> None:
+        assert self._captured is None, "a wait inside of a capture"
+        self.stream.run_to(self.stream.queued)
+
+    def seal(self) -> None:
+        self.sealed = True
+
+
+class EmulatedUploader:
+    def __init__(self) -> None:
+        self._stream = Stream()
+
+    def upload(self, target: np.ndarray, source: np.ndarray) -> None:
+        self._stream.add(lambda: _bytes(target).__setitem__(slice(None), _bytes(source)))
+
+    def event(self) -> EmulatedEvent:
+        return EmulatedEvent(self._stream)
+
+    def finish(self) -> None:
+        self._stream.run_to(self._stream.queued)
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
