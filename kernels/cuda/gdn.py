@@ -3,7 +3,7 @@
 Contract: `ops.Kernels.gdn`. Segments are read on the device: their number is fixed for a captured graph, their
 contents are not.
 
-Shapes   D of 32, 64 or 128; kernel of 2 or more taps
+Shapes   D of 32, 64 or 128; 2 to 8 taps
 Cost     a token costs the recurrence a fifth of a microsecond a layer whatever the number of heads that fit the card
          at once; scratch is V*D floats a row, and 2*K*D + V*D + 2*V more in a prompt
 """
@@ -21,6 +21,7 @@ _SOURCE: Final = "gdn.cu"
 WINDOW_ROWS: Final = 16
 """Rows up to which the scan convolves for itself."""
 HEAD_SIZES: Final = (32, 64, 128)
+MOST_TAPS: Final = 8
 COLUMNS: Final = 16
 """State columns of a block of the scan, as in the source."""
 _SCAN_THREADS: Final = 8 * COLUMNS
@@ -60,11 +61,13 @@ def gdn(
         not rest and key_heads >= 1 and heads % key_heads == 0,
         f"p must have 2*K*D + V*D channels with V a multiple of K, got {channels} for V = {heads}, D = {d}",
     )
+    require(2 <= kernel <= MOST_TAPS, f"w.conv must have 2 to {MOST_TAPS} taps, got {kernel}")
     require(size["kept"] == kernel - 1, f"conv must keep {kernel - 1} inputs, got {conv.shape}")
     y = workspace.array((n, heads * d))
     if not n:
         return y
     sizes, weights = (I32(key_heads), I32(heads)), (w.conv, conv, b, a, w.a, w.dt)
+    constants = {"HEAD_SIZE": d, "TAPS": kernel}
     scan = ((d // COLUMNS, heads, size["s"]), (_SCAN_THREADS,))
     window = n <= WINDOW_ROWS
     with workspace.scratch():
@@ -72,21 +75,21 @@ def gdn(
         if window:
             launch(
                 "gdn_scan.cu", "gdn_window", *scan,
-                p, *weights, state, segments, o, *sizes, I32(kernel), HEAD_SIZE=d,
+                p, *weights, state, segments, o, *sizes, **constants,
             )  # fmt: skip
         else:
             c, decay, beta = workspace.array((n, channels)), workspace.array((n, heads)), workspace.array((n, heads))
             launch(
                 _SOURCE, "gdn_inputs", (-(-(2 * key_heads + heads) // _WARPS), n), (32 * _WARPS,),
-                p, *weights, segments, c, decay, beta, *sizes, I32(d), I32(kernel),
+                p, *weights, segments, c, decay, beta, *sizes, **constants,
             )  # fmt: skip
             launch(
                 "gdn_scan.cu", "gdn_scan", *scan,
-                c, decay, beta, p, conv, state, segments, o, *sizes, I32(kernel), HEAD_SIZE=d,
+                c, decay, beta, p, conv, state, segments, o, *sizes, **constants,
             )  # fmt: skip
         moved = (p, conv, segments) if window else (None, None, None)
         launch(
             _SOURCE, "gdn_output", (-(-n * heads // _WARPS),), (32 * _WARPS,),
-            o, z, w.norm, y, *moved, I32(n), *sizes, I32(d), I32(kernel), F32(eps),
+            o, z, w.norm, y, *moved, I32(n), *sizes, F32(eps), **constants,
         )  # fmt: skip
     return y

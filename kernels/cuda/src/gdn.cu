@@ -3,59 +3,57 @@
 // gdn_inputs   a warp a (row, head): c = silu(convolution); queries and keys to unit vectors; decay and strength
 // gdn_output   a warp a (row, value head): y = (rms(o) with norm) * sigmoid(z); in a window, whose scan convolves for
 //              itself, the warps of a segment's last row also move the kept inputs
+// Constants    HEAD_SIZE = D, TAPS
 // Shapes   c like p: (n, 2*K*D + V*D) queries, keys, values; decay, beta (n, V); o, z, y (n, V*D); ops.Gdn for the rest
 #include "gdn_window.cuh"
 
 KERNEL void __launch_bounds__(128)
     gdn_inputs(const float* p, const float* conv_w, const float* conv, const float* b, const float* a, const float* w_a,
                const float* w_dt, const int* segments, float* c, float* decay, float* beta, int key_heads,
-               int value_heads, int d, int kernel) {
+               int value_heads) {
     const int head = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, row = blockIdx.y;
     if (head >= 2 * key_heads + value_heads) return;
-    const int channels = (2 * key_heads + value_heads) * d;
-    const Window window = Window::of(p, conv_w, conv, channels, kernel, segment_of(segments, row));
-    c += static_cast<long long>(row) * channels + head * d + lane;
-    if (head < 2 * key_heads) {
-        const WarpVector v = unit_vector(window, row, head * d, d, head < key_heads ? query_scale(d) : 1.0f);
+    const int channels = (2 * key_heads + value_heads) * D;
+    const Window window = Window::of(p, conv_w, conv, channels, segment_of(segments, row));
+    float v[PARTS];
+    convolve(window, row, head * D + lane, v);
+    if (head < 2 * key_heads) make_unit(v, head < key_heads ? query_scale() : 1.0f);
+    c += static_cast<long long>(row) * channels + head * D + lane;
 #pragma unroll
-        for (int m = 0; m < 4; m++)
-            if (32 * m < d) c[32 * m] = v.x[m];
-        return;
-    }
-#pragma unroll
-    for (int m = 0; m < 4; m++)
-        if (32 * m < d) c[32 * m] = window.convolved(row, head * d + lane + 32 * m);
-    if (lane == 0) {
-        const int h = head - 2 * key_heads;
-        const long long at = static_cast<long long>(row) * value_heads + h;
-        decay[at] = decay_of(w_a[h], a[at], w_dt[h]);
-        beta[at] = sigmoid_f32(b[at]);
-    }
+    for (int m = 0; m < PARTS; m++) c[32 * m] = v[m];
+    const int h = head - 2 * key_heads;
+    if (h < 0 || lane) return;
+    const long long at = static_cast<long long>(row) * value_heads + h;
+    decay[at] = decay_of(w_a[h], a[at], w_dt[h]);
+    beta[at] = sigmoid_f32(b[at]);
 }
 
 // p null: the kept inputs are not moved here, and p, conv and segments are not used.
 KERNEL void __launch_bounds__(128)
     gdn_output(const float* o, const float* z, const float* w, float* y, const float* p, float* conv,
-               const int* segments, int n, int key_heads, int value_heads, int d, int kernel, float eps) {
+               const int* segments, int n, int key_heads, int value_heads, float eps) {
     const long long vector = blockIdx.x * 4ll + (threadIdx.x >> 5);
     const int row = static_cast<int>(vector / value_heads), head = static_cast<int>(vector % value_heads);
     if (row >= n) return;
     const int lane = threadIdx.x & 31;
-    const WarpVector v = load_vector(o + vector * d, d);
-    z += vector * d + lane;
-    y += vector * d + lane;
-    const float r = rms_factor(sum_of_squares(v, d), d, eps);
+    const long long at = vector * D + lane;
+    float v[PARTS], gate[PARTS], factor[PARTS];
+    float chains[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int m = 0; m < 4; m++)
-        if (32 * m < d) y[32 * m] = ((v.x[m] * r) * w[lane + 32 * m]) * sigmoid_f32(z[32 * m]);
+    for (int m = 0; m < PARTS; m++) v[m] = o[at + 32 * m], gate[m] = z[at + 32 * m], factor[m] = w[lane + 32 * m];
+#pragma unroll
+    for (int m = 0; m < PARTS; m++) chains[m] = fmaf(v[m], v[m], chains[m]);
+    const float r = rms_factor(fold_chains(chains), D, eps);
+#pragma unroll
+    for (int m = 0; m < PARTS; m++) y[at + 32 * m] = ((v[m] * r) * factor[m]) * sigmoid_f32(gate[m]);
     if (!p) return;
     const Segment s = segment_of(segments, row);
     if (row != s.end - 1) return;
-    const Window window = Window::of(p, nullptr, conv, (2 * key_heads + value_heads) * d, kernel, s);
-    for (int x = lane; x < d; x += 32) {
-        window.keep(conv, (2 * key_heads + head) * d + x);
+    const Window window = Window::of(p, nullptr, conv, (2 * key_heads + value_heads) * D, s);
+    for (int x = lane; x < D; x += 32) {
+        window.keep(conv, (2 * key_heads + head) * D + x);
         if (head >= key_heads) continue;
-        window.keep(conv, head * d + x);
-        window.keep(conv, (key_heads + head) * d + x);
+        window.keep(conv, head * D + x);
+        window.keep(conv, (key_heads + head) * D + x);
     }
 }

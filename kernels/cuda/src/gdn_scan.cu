@@ -1,4 +1,4 @@
-// The delta rule as a recurrence. Head size HEAD_SIZE = D.
+// The delta rule as a recurrence.
 //
 // gdn_scan     for prompts: takes what gdn_inputs (gdn.cu) has convolved, and moves the kept inputs
 // gdn_window   for windows: convolves for itself, every block its own columns and the query and key of its head, which
@@ -7,17 +7,13 @@
 // A block is COLUMNS columns of one value head in one segment; its state lives in registers: thread (group, column) holds
 // the D / 8 rows of its group. Eight neighbouring lanes are the eight groups of a column, so the tree over the groups is
 // three exchanges. Tokens arrive 16 at a time by asynchronous copies, two tiles deep.
+// Constants   HEAD_SIZE = D, TAPS
 // Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), in place or to another row
 // Why      16 columns a block: 48 heads of 128 are 384 blocks of 4 warps, which spread over 132 multiprocessors to
 //          within 3 % of even; 32 columns leave a quarter of them idle.
 // Source   the order of every sum is that of `ops.Kernels.gdn`
 #include "gdn_window.cuh"
 
-#ifndef HEAD_SIZE
-#define HEAD_SIZE 128
-#endif
-
-constexpr int D = HEAD_SIZE;
 constexpr int GROUPS = 8;
 constexpr int ROWS = D / GROUPS;
 constexpr int COLUMNS = 16;
@@ -82,14 +78,19 @@ DEVICE void convolve_tile(Shape::Tile& tile, const Work& g, const Raw& raw, int 
         const int t = e / 3, part = e % 3, row = first + t;
         if (part < 2) {
             const int channel = (part ? g.key_heads + g.key_head : g.key_head) * D;
-            const WarpVector v = unit_vector(raw.window, row, channel, D, part ? 1.0f : query_scale(D));
-            float* to = part ? tile.k[t] : tile.q[t];
+            float v[PARTS], *to = part ? tile.k[t] : tile.q[t];
+            convolve(raw.window, row, channel + lane, v);
+            make_unit(v, part ? 1.0f : query_scale());
 #pragma unroll
-            for (int m = 0; m < D / 32; m++) to[place_of(lane + 32 * m)] = v.x[m];
+            for (int m = 0; m < PARTS; m++) to[place_of(lane + 32 * m)] = v[m];
             continue;
         }
         const long long at = static_cast<long long>(row) * g.value_heads + g.head;
-        if (lane < COLUMNS) tile.v[t][lane] = raw.window.convolved(row, (2 * g.key_heads + g.head) * D + g.column + lane);
+        if (lane < COLUMNS) {
+            float v[1];
+            convolve(raw.window, row, (2 * g.key_heads + g.head) * D + g.column + lane, v);
+            tile.v[t][lane] = v[0];
+        }
         if (lane == COLUMNS) tile.decay[t] = decay_of(raw.w_a[g.head], raw.a[at], raw.w_dt[g.head]);
         if (lane == COLUMNS + 1) tile.beta[t] = sigmoid_f32(raw.b[at]);
     }
@@ -208,7 +209,7 @@ struct Convolve {
 
 KERNEL void __launch_bounds__(SCAN_THREADS)
     gdn_scan(const float* c, const float* decay, const float* beta, const float* p, float* conv, float* state,
-             const int* segments, float* o, int key_heads, int value_heads, int kernel) {
+             const int* segments, float* o, int key_heads, int value_heads) {
     const Work g = work_of(c, decay, beta, key_heads, value_heads);
     const Segment seg = segment_at(segments, blockIdx.z);
     scan(g, seg, state, o, Load{g, seg.end});
@@ -217,16 +218,15 @@ KERNEL void __launch_bounds__(SCAN_THREADS)
     const int part = threadIdx.x / COLUMNS;
     if (part >= (g.head < key_heads ? 3 : 1)) return;
     const int vector = part == 0 ? 2 * key_heads + g.head : part == 1 ? g.head : key_heads + g.head;
-    const Window window = Window::of(p, nullptr, conv, g.channels, kernel, seg);
+    const Window window = Window::of(p, nullptr, conv, g.channels, seg);
     window.keep(conv, vector * D + g.column + threadIdx.x % COLUMNS);
 }
 
 KERNEL void __launch_bounds__(SCAN_THREADS)
     gdn_window(const float* p, const float* conv_w, const float* conv, const float* b, const float* a, const float* w_a,
-               const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads,
-               int kernel) {
+               const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads) {
     const Work g = work_of(nullptr, nullptr, nullptr, key_heads, value_heads);
     const Segment seg = segment_at(segments, blockIdx.z);
-    const Raw raw = {Window::of(p, conv_w, conv, g.channels, kernel, seg), b, a, w_a, w_dt};
+    const Raw raw = {Window::of(p, conv_w, conv, g.channels, seg), b, a, w_a, w_dt};
     scan(g, seg, state, o, Convolve{g, raw});
 }

@@ -1,57 +1,84 @@
 // The convolution of a gated delta net and its gates: what every kernel of the layer computes alike.
+//
+// Constants   HEAD_SIZE = D elements of a head, TAPS of the convolution
 #pragma once
 #include "rows.cuh"
 
-// The inputs of a segment: rows of this call, and before them the kept ones. `w` (channels, kernel).
+#ifndef HEAD_SIZE
+#define HEAD_SIZE 128
+#endif
+#ifndef TAPS
+#define TAPS 4
+#endif
+
+constexpr int D = HEAD_SIZE;
+constexpr int PARTS = D / 32;  // elements of a lane when a warp takes a head
+
+// The inputs of a segment: rows of this call, and before them the kept ones. `w` (channels, TAPS).
 struct Window {
     const float *p, *w, *kept;
-    int channels, kernel;
+    int channels;
     Segment s;
 
-    DEVICE static Window of(const float* p, const float* w, const float* conv, int channels, int kernel, const Segment& s) {
-        return {p, w, conv + static_cast<long long>(s.slot) * (kernel - 1) * channels, channels, kernel, s};
+    DEVICE static Window of(const float* p, const float* w, const float* conv, int channels, const Segment& s) {
+        return {p, w, conv + static_cast<long long>(s.slot) * (TAPS - 1) * channels, channels, s};
     }
     // An input row of this call or before it.
     DEVICE const float* row(int source) const {
         return source >= s.begin ? p + static_cast<long long>(source) * channels
-                                 : kept + static_cast<long long>(source - s.begin + kernel - 1) * channels;
-    }
-    // silu(sum_j w[j] * p[row - (kernel - 1) + j]) of one channel.
-    DEVICE float convolved(int at, int channel) const {
-        float sum = 0.0f;
-#pragma unroll 4
-        for (int j = 0; j < kernel; j++) {
-            const float tap = w[static_cast<long long>(channel) * kernel + j], in = row(at - (kernel - 1) + j)[channel];
-            sum = j ? fmaf(tap, in, sum) : tap * in;
-        }
-        return silu_f32(sum);
+                                 : kept + static_cast<long long>(source - s.begin + TAPS - 1) * channels;
     }
     // The last inputs of the segment, oldest first, to the kept ones of the row that the state advances to. One channel
     // is moved by one thread, in this order: it may overwrite what it has read.
     DEVICE void keep(float* conv, int channel) const {
-        float* to = conv + static_cast<long long>(s.to) * (kernel - 1) * channels + channel;
-        for (int i = 0; i < kernel - 1; i++)
-            to[static_cast<long long>(i) * channels] = row(s.end - (kernel - 1) + i)[channel];
+        float* to = conv + static_cast<long long>(s.to) * (TAPS - 1) * channels + channel;
+        for (int i = 0; i < TAPS - 1; i++)
+            to[static_cast<long long>(i) * channels] = row(s.end - (TAPS - 1) + i)[channel];
     }
 };
 
-// A query or key of d elements by one warp: convolved, and made a unit vector times `scale`.
-DEVICE WarpVector unit_vector(const Window& window, int at, int channel, int d, float scale) {
-    WarpVector v;
-    float chains[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+DEVICE void load_taps(float (&taps)[TAPS], const float* w) {
+    if (TAPS == 4) {
+        const float4 v = *reinterpret_cast<const float4*>(w);
+        taps[0] = v.x, taps[1 % TAPS] = v.y, taps[2 % TAPS] = v.z, taps[3 % TAPS] = v.w;
+    } else {
 #pragma unroll
-    for (int m = 0; m < 4; m++)
-        if (32 * m < d) {
-            v.x[m] = window.convolved(at, channel + (threadIdx.x & 31) + 32 * m);
-            chains[m] = fmaf(v.x[m], v.x[m], chains[m]);
-        }
-    const float r = 1.0f / sqrtf(fold_chains(chains) + 1e-6f);
-#pragma unroll
-    for (int m = 0; m < 4; m++)
-        if (32 * m < d) v.x[m] = (v.x[m] * r) * scale;
-    return v;
+        for (int j = 0; j < TAPS; j++) taps[j] = w[j];
+    }
 }
 
-DEVICE float query_scale(int d) { return 1.0f / sqrtf(static_cast<float>(d)); }
+// silu(sum_j w[j] * p[at - (TAPS - 1) + j]) of the channels channel + 32 m. All loads come first.
+template <int N>
+DEVICE void convolve(const Window& window, int at, int channel, float (&v)[N]) {
+    float taps[N][TAPS], in[N][TAPS];
+#pragma unroll
+    for (int m = 0; m < N; m++) load_taps(taps[m], window.w + static_cast<long long>(channel + 32 * m) * TAPS);
+#pragma unroll
+    for (int j = 0; j < TAPS; j++) {
+        const float* row = window.row(at - (TAPS - 1) + j) + channel;
+#pragma unroll
+        for (int m = 0; m < N; m++) in[m][j] = row[32 * m];
+    }
+#pragma unroll
+    for (int m = 0; m < N; m++) {
+        v[m] = taps[m][0] * in[m][0];
+#pragma unroll
+        for (int j = 1; j < TAPS; j++) v[m] = fmaf(taps[m][j], in[m][j], v[m]);
+    }
+#pragma unroll
+    for (int m = 0; m < N; m++) v[m] = silu_f32(v[m]);
+}
+
+// Make a vector of a warp a unit vector times `scale`.
+DEVICE void make_unit(float (&v)[PARTS], float scale) {
+    float chains[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int m = 0; m < PARTS; m++) chains[m] = fmaf(v[m], v[m], chains[m]);
+    const float r = 1.0f / sqrtf(fold_chains(chains) + 1e-6f);
+#pragma unroll
+    for (int m = 0; m < PARTS; m++) v[m] = (v[m] * r) * scale;
+}
+
+DEVICE float query_scale() { return 1.0f / sqrtf(static_cast<float>(D)); }
 
 DEVICE float decay_of(float w_a, float a, float w_dt) { return exp_f32(w_a * softplus_f32(a + w_dt)); }
