@@ -94,7 +94,7 @@ def _mix(
     (gates,) = linear(workspace, [hc.up], a)
     launch(
         _SOURCE, "hyper_mean", _wide_grid(n, width), (_WIDE_THREADS,),
-        gates, normed, u, I32(width // _WIDTH_OF_LOAD), I32(streams), scale,
+        gates, normed, u, I32(width // _WIDTH_OF_LOAD), scale, STREAMS=streams,
     )  # fmt: skip
 
 

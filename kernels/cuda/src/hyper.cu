@@ -8,12 +8,16 @@
 // hyper_add    x = fma(beta, y, x)
 // Constants   PER_THREAD elements of a thread of hyper_norm: H <= LANES * PER_THREAD. All are read at once, since a window
 //             has few blocks and waits for memory.
+//             STREAMS = C of hyper_mean
 // Shapes   x, normed, gates (n, C, H), y and u (n, H), beta and inject (n, C), H a multiple of 4
 // Cost     each reads and writes its arrays once
 #include "rows.cuh"
 
 #ifndef PER_THREAD
 #define PER_THREAD 20
+#endif
+#ifndef STREAMS
+#define STREAMS 4
 #endif
 
 KERNEL void __launch_bounds__(LANES)
@@ -113,17 +117,20 @@ DEVICE float4 add_gated(float4 gate, float4 v, float4 sum) {
                        fmaf(sigmoid_f32(gate.z), v.z, sum.z), fmaf(sigmoid_f32(gate.w), v.w, sum.w));
 }
 
-// A thread makes four values of one row. `quarter` = H / 4.
+// A thread makes four values of one row. `quarter` = H / 4. All loads come before the first logistic.
 KERNEL void __launch_bounds__(128)
-    hyper_mean(const float4* gates, const float4* normed, float4* u, int quarter, int streams, float scale) {
+    hyper_mean(const float4* gates, const float4* normed, float4* u, int quarter, float scale) {
     const int i = blockIdx.x * 128 + threadIdx.x;
     if (i >= quarter) return;
     const long long row = blockIdx.y;
-    gates += row * streams * quarter + i;
-    normed += row * streams * quarter + i;
-    float4 sum = gated(gates[0], normed[0]);
-#pragma unroll 3
-    for (int c = 1; c < streams; c++) sum = add_gated(gates[c * quarter], normed[c * quarter], sum);
+    gates += row * STREAMS * quarter + i;
+    normed += row * STREAMS * quarter + i;
+    float4 gate[STREAMS], v[STREAMS];
+#pragma unroll
+    for (int c = 0; c < STREAMS; c++) gate[c] = gates[c * quarter], v[c] = normed[c * quarter];
+    float4 sum = gated(gate[0], v[0]);
+#pragma unroll
+    for (int c = 1; c < STREAMS; c++) sum = add_gated(gate[c], v[c], sum);
     u[row * quarter + i] = make_float4(sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale);
 }
 
