@@ -157,7 +157,7 @@ ISSUE_CYCLES: Final = 130
 """Cycles of a multiprocessor for a chunk of 8 rows when all its warps are busy."""
 LONE_CYCLES: Final = 1800
 """Cycles of a warp for a chunk when it waits for nobody."""
-HAND_CYCLES: Final = 130
+HAND_CYCLES: Final = 150
 """Cycles from the sums of one chunk to those of the next in a ring."""
 
 
@@ -188,7 +188,7 @@ def _window_layout(
     stages: int,
     tuning: Tuning,
 ) -> WindowPlan:
-    eights = 1 if n <= 8 else 2
+    eights, one = 1 if n <= 8 else 2, n == 1 and used <= 32
     own = 8 if mode == GATE_UP else rows  # rows of a matrix in a tile
     tiles = sum(-(-r // own) for r in matrix_rows)
     chunks = -(-cols // CHUNK)
@@ -209,8 +209,8 @@ def _window_layout(
         "scales": inputs * scale_pitch * 4,
         "sums": inputs * sum_pitch * 4,
         "lists": (1 + pairs * (4 + 8 * eights)) * 4 if pairs else 0,
-        "mail": warps * 32 * (rows // 8 * (1 if n == 1 else 2 * eights)) * 4 if ring > 1 else 0,
-        "terms": warps * rows * (CHUNK // kind.group * (1 + kind.has_offset) + 4) * 4 if n == 1 else 0,
+        "mail": warps * 32 * (rows // 8 * (1 if one else 2 * eights)) * 4 if ring > 1 else 0,
+        "terms": warps * rows * (CHUNK // kind.group * (1 + kind.has_offset) + 4) * 4 if one else 0,
         "grid": _table_bytes(kind) * copies,
         "stages": warps * stages * rows * _chunk_pitch(kind),
         "y": -(-tiles // max(blocks, 1)) * pairs * rows * 4 if mode == DOWN else 0,
@@ -220,7 +220,7 @@ def _window_layout(
         at[name] = begin
         begin += _round(size, 128)
     return WindowPlan(
-        rows, eights, n == 1, warps, ring, stages, copies, max(blocks, 1), tiles, input_pitch, scale_pitch, sum_pitch,
+        rows, eights, one, warps, ring, stages, copies, max(blocks, 1), tiles, input_pitch, scale_pitch, sum_pitch,
         at["scales"], at["sums"], at["lists"], at["mail"], at["terms"], at["grid"], at["stages"], at["y"], begin,
     )  # fmt: skip
 

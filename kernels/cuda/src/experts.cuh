@@ -13,6 +13,7 @@ struct Lists {
     DEVICE int& expert(int u) const { return base[1 + u]; }
     DEVICE int& count(int u) const { return base[1 + pairs + u]; }
     DEVICE int& member(int u, int column) const { return base[1 + 2 * pairs + u * COLUMNS + column]; }
+    DEVICE bool has(int p) const { return id(p) >= 0; }
     DEVICE int& id(int p) const { return base[1 + pairs * (2 + COLUMNS) + p]; }
     DEVICE int& rank(int p) const { return base[1 + pairs * (3 + COLUMNS) + p]; }
 
@@ -54,7 +55,7 @@ DEVICE float join_pairs(const Lists& lists, const float* weights, const float* g
     float acc = 0.0f;
     for (int k = 0; k < used; k++) {
         const int p = token * used + k;
-        acc = fmaf(weights[p], lists.id(p) >= 0 ? y(p) : given[(long long)p * rows + row], acc);
+        acc = fmaf(weights[p], lists.has(p) ? y(p) : given[(long long)p * rows + row], acc);
     }
     return acc;
 }

@@ -74,21 +74,74 @@ DEVICE void copies_wait() {
 #endif
 }
 
-// ------------------------------------------------------------------------------------------------------------ flags
+// -------------------------------------------------------------------------------------------------------------- box
+//
+// A mailbox in shared memory that one warp fills and another empties, again and again; whole warps call. Barriers and not
+// flags with fences where the card has them (sm_80): a fence waits for the warp's copies under way, which are not its
+// business. `turn` counts the fillings of this box, from 0.
 
-// A flag in shared memory, waited for and raised by whole warps.
-DEVICE void wait_for(u32* flag, u32 value) {
-    const u32 at = (u32)__cvta_generic_to_shared(flag);
+#if ARCH >= 800 && !defined(ON_HOST)
+
+struct Box {
+    u64 full, empty;
+};
+
+DEVICE void box_init(Box* box) {
+    const u32 at = (u32)__cvta_generic_to_shared(box);
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(at) : "memory");
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(at + 8) : "memory");
+}
+
+// Until the phase with this parity has ended.
+DEVICE void box_wait(u32 at, u32 parity) {
+    u32 done;
+    do asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                    : "=r"(done)
+                    : "r"(at), "r"(parity)
+                    : "memory");
+    while (!done);
+}
+
+DEVICE void box_arrive(u32 at, int lane) {
+    __syncwarp();
+    if (lane == 0) {
+        u64 state;
+        asm volatile("mbarrier.arrive.shared.b64 %0, [%1];" : "=l"(state) : "r"(at) : "memory");
+    }
+}
+
+DEVICE void box_wait_full(Box* box, u32 turn) { box_wait((u32)__cvta_generic_to_shared(box), turn & 1); }
+DEVICE void box_wait_empty(Box* box, u32 turn) { box_wait((u32)__cvta_generic_to_shared(box) + 8, (turn & 1) ^ 1); }
+DEVICE void box_fill(Box* box, int lane) { box_arrive((u32)__cvta_generic_to_shared(box), lane); }
+DEVICE void box_empty(Box* box, int lane) { box_arrive((u32)__cvta_generic_to_shared(box) + 8, lane); }
+
+#else
+
+struct Box {
+    u32 flag;
+};
+
+DEVICE void box_init(Box* box) { box->flag = 0; }
+
+DEVICE void box_wait(Box* box, u32 value) {
+    const u32 at = (u32)__cvta_generic_to_shared(&box->flag);
     u32 seen;
     do asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(seen) : "r"(at) : "memory");
     while (seen != value);
 }
 
-DEVICE void raise(u32* flag, u32 value, int lane) {
+DEVICE void box_set(Box* box, u32 value, int lane) {
     __syncwarp();
-    const u32 at = (u32)__cvta_generic_to_shared(flag);
+    const u32 at = (u32)__cvta_generic_to_shared(&box->flag);
     if (lane == 0) asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
 }
+
+DEVICE void box_wait_full(Box* box, u32) { box_wait(box, 1); }
+DEVICE void box_wait_empty(Box* box, u32) { box_wait(box, 0); }
+DEVICE void box_fill(Box* box, int lane) { box_set(box, 1, lane); }
+DEVICE void box_empty(Box* box, int lane) { box_set(box, 0, lane); }
+
+#endif
 
 // ----------------------------------------------------------------------------------------------------- matrix steps
 

@@ -61,11 +61,43 @@ enum {
     TERMS = GROUPS * (1 + F::OFFSET) + 4  // ONE: floats of a row's terms; the 4 spread 8 rows over the banks
 };
 
-typedef Lists<COLUMNS> Experts;
-
 struct Mail {
     float sums[32][PART];
 };
+
+// The experts of the window. A single row has each expert once: every warp reads the ids itself, without a barrier.
+#if ONE
+struct Experts {
+    u64 address, other;  // lane p: those of rank p, 0 past the last
+    u32 there;           // ranks whose expert has an address
+
+    DEVICE Experts(int*, const Arguments& a) {
+        const int p = threadIdx.x & 31, e = MODE != DENSE && p < a.used ? a.ids[p] : -1;
+        address = e >= 0 ? a.first[e] : 0;
+        other = MODE == GATE_UP && e >= 0 ? a.second[e] : 0;
+        there = __ballot_sync(~0u, address != 0);
+    }
+    DEVICE int unique() const { return __popc(there); }
+    DEVICE int count(int) const { return 1; }
+    DEVICE int member(int u, int) const {  // the rank of the u-th expert that is there
+        u32 left = there;
+        for (; u > 0; u--) left &= left - 1;
+        return __ffs(left) - 1;
+    }
+    DEVICE bool has(int p) const { return there >> p & 1; }
+    DEVICE const u8* first(const Arguments&, int u) const { return (const u8*)__shfl_sync(~0u, address, member(u, 0)); }
+    DEVICE const u8* second(const Arguments&, int u) const { return (const u8*)__shfl_sync(~0u, other, member(u, 0)); }
+};
+#else
+struct Experts : Lists<COLUMNS> {
+    DEVICE Experts(int* at, const Arguments& a) {
+        base = at, pairs = a.n * a.used;
+        if (MODE != DENSE) build(a.ids, a.first);
+    }
+    DEVICE const u8* first(const Arguments& a, int u) const { return (const u8*)a.first[expert(u)]; }
+    DEVICE const u8* second(const Arguments& a, int u) const { return (const u8*)a.second[expert(u)]; }
+};
+#endif
 
 struct Tile {  // where the rows of a tile lie
     const u8 *first, *second;
@@ -83,10 +115,10 @@ DEVICE Tile tile_of(const Arguments& a, const Experts& lists, int item, int tile
         tile.row = (item - before) * ROWS;
         tile.rows = a.matrix[m].rows;
     } else {
-        const int u = item / tiles, e = lists.expert(u);
+        const int u = item / tiles;
         tile.expert = u;
-        tile.first = (const u8*)a.first[e];
-        tile.second = MODE == GATE_UP ? (const u8*)a.second[e] : tile.first;
+        tile.first = lists.first(a, u);
+        tile.second = MODE == GATE_UP ? lists.second(a, u) : tile.first;
         tile.row = (item - u * tiles + first_tile) * (MODE == GATE_UP ? 8 : ROWS);
         tile.rows = a.matrix[0].rows;
     }
@@ -94,53 +126,76 @@ DEVICE Tile tile_of(const Arguments& a, const Experts& lists, int item, int tile
 }
 
 // Row r of the tile; past the end the last row again (its results are dropped).
-DEVICE const u8* row_of(const Tile& tile, int r, long long row_bytes) {
-    if (MODE == GATE_UP) return (r < 8 ? tile.first : tile.second) + min(tile.row + (r & 7), tile.rows - 1) * row_bytes;
-    return tile.first + min(tile.row + r, tile.rows - 1) * row_bytes;
+DEVICE const u8* row_of(const Tile& tile, int r, int row_bytes) {
+    if (MODE == GATE_UP) {
+        const int row = min(tile.row + (r & 7), tile.rows - 1);
+        return (r < 8 ? tile.first : tile.second) + row * (long long)row_bytes;
+    }
+    return tile.first + min(tile.row + r, tile.rows - 1) * (long long)row_bytes;
 }
 
+// A warp takes 32 octets of a row at a time.
 DEVICE void inputs_to_shared(const Arguments& a, u8* shared, int inputs) {
-    const int octets = a.cols / 8, total = inputs * octets;
+    const int octets = a.cols / 8, turns = (octets + 31) / 32, lane = threadIdx.x & 31;
     u8* q = shared;
     float* d = (float*)(shared + a.at_scales);
     float* sums = (float*)(shared + a.at_sums);
-    if (a.x) {
-        for (int i = threadIdx.x; i < (total + 31) / 32 * 32; i += 32 * WARPS) {
-            const int at = min(i, total - 1), row = at / octets, o = at - row * octets;
+    for (int i = threadIdx.x >> 5; i < inputs * turns; i += WARPS) {
+        const int row = ONE && MODE != DOWN ? 0 : i / turns, o = (i - row * turns) * 32 + lane, block = o >> 2, u = o & 3;
+        if (a.x) {
             float v[8];
-            load_octet(v, a.x + (long long)row * a.cols + 8 * o);
+            load_octet(v, a.x + (long long)row * a.cols + 8 * min(o, octets - 1));
             Octet octet = quantize_octet(v);
-            if (i < total) {
-                store_octet<F::ORDER>(q + row * a.input_pitch + 32 * (o >> 2), o & 3, octet);
-                if ((o & 3) == 0) d[row * a.scale_pitch + (o >> 2)] = octet.d;
-                if (F::OFFSET) store_sums<F::GROUP>(sums + row * a.sum_pitch + (o >> 2) * PER_SPAN, o & 3, octet);
+            if (o < octets) {
+                store_octet<F::ORDER>(q + row * a.input_pitch + 32 * block, u, octet);
+                if (u == 0) d[row * a.scale_pitch + block] = octet.d;
+                if (F::OFFSET) store_sums<F::GROUP>(sums + row * a.sum_pitch + block * PER_SPAN, u, octet);
             }
+        } else if (o < octets) {
+            *(uint2*)(q + row * a.input_pitch + 8 * o) = *(const uint2*)(a.q + (long long)row * a.cols + 8 * o);
+            if (u == 0) d[row * a.scale_pitch + block] = a.d[row * (octets / 4) + block];
+            if (F::OFFSET && u < PER_SPAN)
+                sums[row * a.sum_pitch + block * PER_SPAN + u] = a.sums[(row * (octets / 4) + block) * PER_SPAN + u];
         }
-        return;
-    }
-    for (int i = threadIdx.x; i < total / 2; i += 32 * WARPS) {
-        const int row = i / (octets / 2), o = i - row * (octets / 2);
-        *(uint4*)(q + row * a.input_pitch + 16 * o) = *(const uint4*)(a.q + (long long)row * a.cols + 16 * o);
-    }
-    for (int i = threadIdx.x; i < total / 4; i += 32 * WARPS)
-        d[i / (octets / 4) * a.scale_pitch + i % (octets / 4)] = a.d[i];
-    if (F::OFFSET) {
-        const int groups = a.cols / F::GROUP;
-        for (int i = threadIdx.x; i < inputs * groups; i += 32 * WARPS)
-            sums[i / groups * a.sum_pitch + i % groups] = a.sums[i];
     }
 }
 
-DEVICE void grid_to_shared(u8* to) {
+// The table with COPIES of each entry side by side. A thread reads an entry once, early (`Entries`), and stores 16 bytes of
+// copies a turn, beginning at another place than its neighbours, so that their stores meet different banks.
 #if HAS_TABLE
-    enum { WORDS = F::LOOK == WORD ? 1 : 2 };
-    for (int i = threadIdx.x; i < F::GRID * COPIES; i += 32 * WARPS) {
-        const int entry = i / COPIES;
+enum { WORDS = F::LOOK == WORD ? 1 : 2, OWN_ENTRIES = (F::GRID + 32 * WARPS - 1) / (32 * WARPS) };
+struct Entries {
+    u32 word[OWN_ENTRIES][WORDS];
+
+    DEVICE Entries() {
 #pragma unroll
-        for (int w = 0; w < WORDS; w++) ((u32*)to)[i * WORDS + w] = table_words[entry * WORDS + w];
+        for (int i = 0; i < OWN_ENTRIES; i++)
+#pragma unroll
+            for (int w = 0; w < WORDS; w++)
+                word[i][w] = table_words[min((int)threadIdx.x + i * 32 * WARPS, F::GRID - 1) * WORDS + w];
     }
+    DEVICE void store(u8* to) const {
+#pragma unroll
+        for (int i = 0; i < OWN_ENTRIES; i++) {
+            const int entry = threadIdx.x + i * 32 * WARPS;
+            if (entry >= F::GRID) break;
+            u8* own = to + entry * (COPIES * WORDS * 4);
+            if (COPIES * WORDS < 4) {
+                for (int k = 0; k < COPIES * WORDS; k++) ((u32*)own)[k] = word[i][k % WORDS];
+                continue;
+            }
+            const uint4 four = make_uint4(word[i][0], word[i][1 % WORDS], word[i][0], word[i][1 % WORDS]);
+            enum { TURNS = COPIES * WORDS / 4 > 0 ? COPIES * WORDS / 4 : 1 };
+#pragma unroll
+            for (int k = 0; k < TURNS; k++) ((uint4*)own)[(k + threadIdx.x) % TURNS] = four;
+        }
+    }
+};
+#else
+struct Entries {
+    DEVICE void store(u8*) const {}
+};
 #endif
-}
 
 struct Columns {  // what a lane reads of the activations: inputs of column g, scales and sums of columns 2 t, 2 t + 1
     const u8* input[NT];
@@ -263,18 +318,18 @@ DEVICE void add_terms_of_one(float (&acc)[PART], const float4 (&terms)[ROWS / 8]
     }
 }
 
-DEVICE void take_sums(float (&acc)[PART], Mail* box, u32* flag, int lane) {
-    wait_for(flag, 1);
+DEVICE void take_sums(float (&acc)[PART], Mail* mail, Box* box, u32 turn, int lane) {
+    box_wait_full(box, turn);
 #pragma unroll
-    for (int i = 0; i < PART; i++) acc[i] = box->sums[lane][i];
-    raise(flag, 0, lane);
+    for (int i = 0; i < PART; i++) acc[i] = mail->sums[lane][i];
+    box_empty(box, lane);
 }
 
-DEVICE void hand_sums(const float (&acc)[PART], Mail* box, u32* flag, int lane) {
-    wait_for(flag, 0);
+DEVICE void hand_sums(const float (&acc)[PART], Mail* mail, Box* box, u32 turn, int lane) {
+    box_wait_empty(box, turn);
 #pragma unroll
-    for (int i = 0; i < PART; i++) box->sums[lane][i] = acc[i];
-    raise(flag, 1, lane);
+    for (int i = 0; i < PART; i++) mail->sums[lane][i] = acc[i];
+    box_fill(box, lane);
 }
 
 // The finished sums of a tile to where they go: `y` is DOWN's table of the tile's pairs in shared memory.
@@ -306,13 +361,13 @@ DEVICE void finish(const Arguments& a, const float (&acc)[PART], const Tile& til
 
 KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments a) {
     extern __shared__ __align__(16) u8 shared[];
-    __shared__ u32 flags[WARPS];
+    __shared__ Box boxes[WARPS];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int pairs = a.n * a.used, chunks = (a.cols + 255) / 256;
     const int row_bytes = a.cols / F::BLOCK * F::BYTES;
-    const Experts lists{(int*)(shared + a.at_lists), pairs};
-    if (threadIdx.x < WARPS) flags[threadIdx.x] = 0;
-    if (MODE != DENSE) lists.build(a.ids, a.first);
+    if (lane == 0) box_init(&boxes[warp]);
+    const Experts lists((int*)(shared + a.at_lists), a);
+    const Entries entries;
 
     // The items of this ring: item, then + step, below items.
     const int ring = warp / a.ring, place = warp - ring * a.ring, rings = WARPS / a.ring;
@@ -322,32 +377,37 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
     const int begin = MODE == DOWN ? ring : ring * gridDim.x + blockIdx.x;
     const int step = MODE == DOWN ? rings : rings * gridDim.x;
 
-    // Copies run STAGES - 1 chunks ahead: lane l copies pieces of 16 bytes of row l / LANES_A_ROW.
-    enum { LANES_A_ROW = 32 / ROWS, PIECES = ((CHUNK_BYTES + 30) / 16 + LANES_A_ROW - 1) / LANES_A_ROW };
+    // Copies run STAGES - 1 chunks ahead. LANES neighbours copy a row, 16 bytes each: whole sectors of the cache at once.
+    enum {
+        MOST = (CHUNK_BYTES + 30) / 16,
+        LANES = MOST <= 8 ? 8 : MOST <= 16 ? 16 : 32,
+        AT_ONCE = 32 / LANES,  // rows
+        TURNS = ROWS / AT_ONCE
+    };
     u8* const stages = shared + a.at_stages + warp * (STAGES * STAGE);
-    const int copy_first = 16 * (lane % LANES_A_ROW);
-    u8* const copy_to = stages + lane / LANES_A_ROW * PITCH + copy_first;
-    int load_item = begin, load_chunk = place, load_stage = 0, loaded_item = -1;
-    const u8* load_row = 0;
+    const int copy_row = lane / LANES, copy_piece = 16 * (lane % LANES);
+    u8* const copy_to = stages + copy_row * PITCH + copy_piece;
+    int load_item = begin, load_chunk = place, load_stage = 0, loaded_item = -1, load_row = 0, last_row = 0;
+    const u8 *load_first = 0, *load_second = 0;
     auto load = [&]() {
         while (load_chunk >= chunks) load_chunk -= chunks, load_item += step;
         if (load_item < items) {
             if (load_item != loaded_item) {
-                load_row = row_of(tile_of(a, lists, load_item, tiles, first_tile), lane / LANES_A_ROW, row_bytes);
+                const Tile tile = tile_of(a, lists, load_item, tiles, first_tile);
+                load_first = tile.first, load_second = tile.second;
+                load_row = tile.row + copy_row, last_row = tile.rows - 1;
                 loaded_item = load_item;
             }
             const int at = load_chunk * CHUNK_BYTES;
-            const u8* from = load_row + at;
-            const int shift = (int)((u64)from & 15);
             const int bytes = F::BLOCK == 256 ? (int)CHUNK_BYTES : min((int)CHUNK_BYTES, row_bytes - at);
-            const int end = shift + bytes - copy_first;
-            from += copy_first - shift;
             u8* to = copy_to + load_stage;
 #pragma unroll
-            for (int i = 0; i < PIECES; i++) {
-                enum { NEXT = 16 * LANES_A_ROW };
-                const bool whole = F::BLOCK == 256 && i * NEXT + NEXT - 16 < CHUNK_BYTES;
-                if (whole || i * NEXT < end) copy16(to + i * NEXT, from + i * NEXT);
+            for (int i = 0; i < TURNS; i++) {
+                const bool upper = MODE == GATE_UP && i * AT_ONCE >= 8;
+                const int row = min(load_row + i * AT_ONCE - (upper ? 8 : 0), last_row);
+                const u8* from = (upper ? load_second : load_first) + (row * (long long)row_bytes + at);
+                const int shift = (int)((u64)from & 15);
+                if (copy_piece < shift + bytes) copy16(to + i * (AT_ONCE * PITCH), from - shift + copy_piece);
             }
         }
         copies_commit();
@@ -357,8 +417,8 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
 #pragma unroll 1
     for (int i = 1; i < STAGES; i++) load();
 
-    grid_to_shared(shared + a.at_grid);
     inputs_to_shared(a, shared, MODE == DOWN ? pairs : a.n);
+    entries.store(shared + a.at_grid);
     __syncthreads();
 
     const int copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES;
@@ -387,6 +447,7 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
     Tile tile;
     int item = begin, chunk = place, stage = 0, seen_item = -1;
     u32 low = 0, high = 0;  // address bits of rows g and g + 8
+    u32 taken = 0, handed = 0;
     float acc[PART];
     for (;;) {
         while (chunk >= chunks) chunk -= chunks, item += step;
@@ -433,12 +494,12 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
 #pragma unroll
             for (int i = 0; i < PART; i++) acc[i] = 0.0f;
         } else if (a.ring > 1) {
-            take_sums(acc, mail + warp, &flags[warp], lane);
+            take_sums(acc, mail + warp, &boxes[warp], taken++, lane);
         }
         if (ONE) add_terms_of_one(acc, row_terms, d, spans);
         else add_terms(acc, terms, d, p0, p1, columns, chunk, spans);
         if (chunk + 1 < chunks) {
-            if (a.ring > 1) hand_sums(acc, mail + next, &flags[next], lane);
+            if (a.ring > 1) hand_sums(acc, mail + next, &boxes[next], handed++, lane);
         } else {
             float* y = (float*)(shared + a.at_y) + (tile.row / ROWS - first_tile) * pairs * ROWS;
             finish(a, acc, tile, lists, y, g, t);

@@ -125,7 +125,7 @@ class HostLoader:
         self.emulator = module.Emulator(folder)
 
     def __call__(self, source: str, name: str, **constants: int | str) -> Any:
-        kernel = self.emulator.load_kernel(source, name, **constants)
+        kernel = self.emulator.load_kernel(source, name, **constants, ON_HOST=1)
 
         def launch(grid: Any, block: Any, args: tuple[Any, ...], shared_mem: int) -> None:
             kernel(grid, block, tuple(a[()] if isinstance(a, np.ndarray) else a for a in args), shared_mem=shared_mem)
