@@ -122,6 +122,7 @@ class CupyDriver:
             raise DeviceError(f"the card cannot be used: {error}; is another program using all of it?") from error
         self.name = str(properties["name"].decode(errors="replace"))
         self._stream.use()
+        self._cp.cuda.set_allocator(self._cp.get_default_memory_pool().malloc)
 
     def memory(self) -> tuple[int, int]:
         free, total = self._runtime.memGetInfo()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib.util
 import os
 import queue
 import select
@@ -266,3 +268,47 @@ def loop() -> Iterator[Callable[..., Loop]]:
 @pytest.fixture(scope="session")
 def scripted() -> type[ScriptedModel]:
     return ScriptedModel
+
+
+class Cards:
+    """Where tests of the card run. `kind`: "emulated" or "card"."""
+
+    def __init__(self, kind: str, emulated: object | None) -> None:
+        self.kind = kind
+        self._emulated = emulated
+
+    def driver(self, total: int = 4 << 30) -> object:
+        """A card of `total` bytes; the real one has what it has."""
+        if self._emulated is not None:
+            return self._emulated.driver(total)
+        from strata.engine.device.driver import CupyDriver
+
+        return CupyDriver()
+
+
+@pytest.fixture(scope="session")
+def emulated_card(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> object:
+    """The machine of tests/engine/device/emulated_card.py; its compiled kernels are kept between runs."""
+    path = Path(__file__).with_name("device") / "emulated_card.py"
+    spec = importlib.util.spec_from_file_location("strata_test_emulated_card", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    cache_dir = getattr(request.config, "cache", None)
+    folder = Path(cache_dir.mkdir("emulated")) if cache_dir else tmp_path_factory.mktemp("emulated")
+    return module.EmulatedCard(folder)
+
+
+@pytest.fixture(scope="module", params=["emulated", pytest.param("card", marks=pytest.mark.gpu)])
+def cards(request: pytest.FixtureRequest) -> Iterator[Cards]:
+    """Every test that asks for it runs on the emulated card, and on a real one when such tests are asked for."""
+    if request.param == "emulated":
+        with request.getfixturevalue("emulated_card").plugged_in() as card:
+            yield Cards("emulated", card)
+        return
+    import cupy
+
+    yield Cards("card", None)
+    gc.collect()  # arenas of this module's engines
+    cupy.cuda.set_allocator(cupy.get_default_memory_pool().malloc)
+    cupy.cuda.Stream.null.use()

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
+from strata.kernels.cuda import arguments, card, compile, launch, mixture, product
+from strata.kernels.cuda.card import Card
+
 ALIGNMENT = 256
+MULTIPROCESSORS = 3
 EMULATOR = Path(__file__).resolve().parents[2] / "kernels" / "cuda" / "emulator" / "emulator.py"
 
 
@@ -80,40 +86,65 @@ class EmulatedGraph:
             self._driver.stream.add(each)
 
 
-class EmulatedDriver:
-    """`total`: bytes of the card."""
+class EmulatedCard:
+    """The machine that a driver is for: while it is plugged in, launches go to the driver that was made last."""
 
-    name = "emulated card"
+    def __init__(self, folder: Path) -> None:
+        self._emulator = load_emulator().Emulator(folder)
+        self._driver: EmulatedDriver | None = None
 
-    def __init__(self, emulator: Any, total: int = 4 << 30) -> None:
-        self._emulator = emulator
-        self.total = total
-        self.held = 0
-        self.stream = Stream()
-        self.sealed = False
-        self.launches = self.graph_launches = 0
-        self._captured: list[Callable[[], None]] | None = None
-
-    # the kernels' loader
+    def driver(self, total: int = 4 << 30) -> EmulatedDriver:
+        self._driver = EmulatedDriver(total)
+        return self._driver
 
     def load_kernel(self, source: str, name: str, **constants: int | str) -> Any:
         kernel = self._emulator.load_kernel(source, name, **constants)
 
-        def launch(grid: Any, block: Any, args: tuple[Any, ...], shared_mem: int = 0) -> None:
-            self.launches += 1
+        def queue(grid: Any, block: Any, args: tuple[Any, ...], shared_mem: int = 0) -> None:
             kept = tuple(a.copy() if isinstance(a, np.ndarray) and not a.ndim else a for a in args)
-            self._add(lambda: kernel(grid, block, kept, shared_mem=shared_mem))
+            assert self._driver is not None
+            self._driver.add(lambda: kernel(grid, block, kept, shared_mem=shared_mem))
 
-        launch.max_dynamic_shared_size_bytes = 227 << 10  # type: ignore[attr-defined]
-        return launch
+        queue.max_dynamic_shared_size_bytes = 227 << 10  # type: ignore[attr-defined]
+        return queue
 
-    def _add(self, work: Callable[[], None]) -> None:
+    @contextmanager
+    def plugged_in(self) -> Iterator[EmulatedCard]:
+        """Kernels are loaded from here."""
+        launch._kernel.cache_clear()
+        figures = Card(80, MULTIPROCESSORS, 227 << 10, 228 << 10)
+        with mock.patch.object(card, "card", lambda: figures):
+            patches = [
+                mock.patch.object(m, "load_kernel", self.load_kernel) for m in (compile, arguments, product, mixture)
+            ]
+            for patch in patches:
+                patch.start()
+            try:
+                yield self
+            finally:
+                for patch in patches:
+                    patch.stop()
+                launch._kernel.cache_clear()
+
+
+class EmulatedDriver:
+    """`total`: bytes of the card; `held`: how much of it other programs have."""
+
+    name = "emulated card"
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.held = 0
+        self.stream = Stream()
+        self.sealed = False
+        self.graph_launches = 0
+        self._captured: list[Callable[[], None]] | None = None
+
+    def add(self, work: Callable[[], None]) -> None:
         if self._captured is not None:
             self._captured.append(work)
         else:
             self.stream.add(work)
-
-    # Driver
 
     def memory(self) -> tuple[int, int]:
         return self.total - self.held, self.total
@@ -140,7 +171,7 @@ class EmulatedDriver:
 
     def copy(self, target: np.ndarray, source: np.ndarray) -> None:
         assert target.nbytes == source.nbytes and target.flags.c_contiguous and source.flags.c_contiguous
-        self._add(lambda: _bytes(target).__setitem__(slice(None), _bytes(source)))
+        self.add(lambda: _bytes(target).__setitem__(slice(None), _bytes(source)))
 
     def fetch(self, array: np.ndarray) -> np.ndarray:
         assert array.flags.c_contiguous
@@ -149,7 +180,7 @@ class EmulatedDriver:
 
     def zero(self, array: np.ndarray) -> None:
         assert array.flags.c_contiguous
-        self._add(lambda: array.fill(0))
+        self.add(lambda: array.fill(0))
 
     def event(self) -> EmulatedEvent:
         return EmulatedEvent(self.stream)
