@@ -2,7 +2,8 @@
 
 Work is queued and runs as late as CUDA allows, when somebody waits: a buffer that is changed while a copy of it is
 under way, or an id that is read before its event, gives wrong numbers here.
-Fresh memory holds 0xFF: floats in it are NaN.
+Fresh memory holds 0xFF: floats in it are NaN. Only a piece that is larger than any arena here, in which a workspace is
+measured, stays as the system gives it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from strata.kernels.cuda.card import Card
 
 ALIGNMENT = 256
 MULTIPROCESSORS = 3
+FILLED = 256 << 20
 EMULATOR = Path(__file__).resolve().parents[2] / "kernels" / "cuda" / "emulator" / "emulator.py"
 
 
@@ -152,7 +154,8 @@ class EmulatedDriver:
     def allocate(self, n_bytes: int) -> np.ndarray:
         assert not self.sealed and self._captured is None, "memory is taken after the start"
         memory = aligned(n_bytes)
-        memory[:] = 0xFF
+        if n_bytes <= FILLED:
+            memory[:] = 0xFF
         return memory
 
     def pinned(self, n_bytes: int) -> np.ndarray:

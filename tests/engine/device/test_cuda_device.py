@@ -1,0 +1,133 @@
+"""The card as a device: staged copies, mirrors, the workspace that fits, memory that is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from strata.engine.device.arena import MIB
+from strata.engine.device.cuda import STAGING, CudaDevice, Staging
+from strata.kernels.cuda.compile import DeviceError
+from strata.kernels.formats import BY_NAME, Weight
+
+
+@pytest.fixture
+def device(cards) -> CudaDevice:
+    made = CudaDevice(driver=cards.driver())
+    made.open("weights", 4 * MIB, "")
+    made.open("state", 4 * MIB, "")
+    return made
+
+
+def test_a_staged_copy_keeps_its_values_when_the_source_and_the_buffers_are_used_again(device):
+    staging, targets = Staging(device.driver, 64), [device.fixed(64) for _ in range(3 * STAGING)]
+    source = np.empty(64, np.uint8)
+    for i, target in enumerate(targets):
+        source[:] = i
+        staging.upload(target, source)
+    for i, target in enumerate(targets):
+        assert (device.read(target) == i).all()
+
+
+def test_kernels_see_a_mirror_as_of_its_last_update(device):
+    mirror = device.mirror((3, 5), -1)
+    assert (device.read(mirror.array) == -1).all()
+    mirror.host[1] = 7
+    assert (device.read(mirror.array) == -1).all()
+    mirror.update()
+    mirror.host[2] = 9
+    np.testing.assert_array_equal(device.read(mirror.array), [[-1] * 5, [7] * 5, [-1] * 5])
+
+
+def test_state_begins_as_zeros_and_is_filled_without_touching_its_neighbours(device):
+    a, b = device.zeros((2, 6)), device.zeros((4,), np.int32)
+    device.fill(a[1], 2.5)
+    device.fill(b[:0], 3)
+    np.testing.assert_array_equal(device.read(a), [[0] * 6, [2.5] * 6])
+    device.fill(a[1], 0)
+    assert not device.read(a).any() and not device.read(b).any()
+
+
+def test_weights_keep_the_bytes_of_the_file(device):
+    rng = np.random.default_rng(0)
+    given = [
+        Weight(BY_NAME["Q8_0"], (3, 64), rng.integers(0, 256, (3, 68), np.uint8)),
+        Weight(BY_NAME["F32"], (2, 3, 5), rng.integers(0, 256, (2, 3, 20), np.uint8)),
+    ]
+    device.table_in_ram = True
+    bound = [*map(device.weight, given), device.table(given[0])]
+    small = device.put(np.arange(12.0, dtype=np.float32).reshape(3, 4)[:, ::2])
+    device.load()
+    device.loaded()
+    for weight, want in zip(bound, [*given, given[0]], strict=True):
+        assert (weight.type, weight.shape) == (want.type, want.shape)
+        np.testing.assert_array_equal(device.read(weight.data), want.data)
+    np.testing.assert_array_equal(device.read(small), [[0, 2], [4, 6], [8, 10]])
+
+
+def test_rows_are_taken_in_any_order(device):
+    def largest() -> None:
+        device.begin()
+        device.kernels.workspace.array((9, 3))
+        device.take(device.kernels.workspace.array((5, 3)), np.array([4, 0, 2]))
+
+    assert device.fit(largest, 0)
+    x = device.put(np.arange(15, dtype=np.float32).reshape(5, 3))
+    device.load()
+    device.loaded()
+    device.begin()
+    for rows in ([4, 0, 2], [1, 2, 3], [2], []):
+        np.testing.assert_array_equal(device.read(device.take(x, np.array(rows, np.int64))), device.read(x)[rows])
+
+
+def test_the_workspace_is_what_the_largest_passes_take_and_no_more(device):
+    def passes() -> None:
+        for part, halves in ((1000, (300, 20)), (10, (5, 700))):
+            device.begin()
+            device.kernels.workspace.array((part,), np.uint8)
+            for half in halves:
+                device.turn()
+                device.kernels.workspace.array((half,), np.uint8)
+
+    held = device.account.held
+    assert device.fit(passes, 0)
+    assert device.workspace_bytes == 1024 + 512 + 768 == device.account.held - held
+    passes()  # just fits
+    assert device.fit(passes, 0)
+    assert device.account.held == held + device.workspace_bytes
+
+
+def test_a_workspace_that_has_no_room_is_no_error(device):
+    def too_much() -> None:
+        device.begin()
+        device.kernels.workspace.array((device.memory().total + 1,), np.uint8)
+
+    held = device.account.held
+    assert not device.fit(too_much, 0)
+    assert not device.fit(too_much, device.memory().free)
+    assert device.account.held == held
+
+
+def test_consecutive_blocks_do_not_share_memory_and_every_second_one_does(device):
+    seen = []
+
+    def blocks() -> None:
+        device.begin()
+        seen.clear()
+        for _ in range(4):
+            device.turn()
+            seen.append(device.kernels.workspace.array((64,), np.uint8))
+
+    assert device.fit(blocks, 0)
+    blocks()
+    first, second, third, fourth = (
+        array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr for array in seen
+    )
+    assert first == third != second == fourth
+
+
+def test_an_arena_beyond_the_limit_is_refused_with_the_flag(cards):
+    device = CudaDevice(limit_mib=16, driver=cards.driver())
+    assert device.memory().total == 16 * MIB
+    with pytest.raises(DeviceError, match=r"the weights take 0.03 GiB .* within --vram-limit-mib 16; use a smaller"):
+        device.open("weights", 32 * MIB, "use a smaller file")

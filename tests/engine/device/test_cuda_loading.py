@@ -1,0 +1,46 @@
+"""Weights on their way to the card: every byte arrives, buffers are not reused too early, a failure ends the load."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from strata.engine.device.loading import PIECE, Copy, Loading, pieces
+
+
+def copies(rng: np.random.Generator, sizes: list[int], host: bool = False) -> list[Copy]:
+    return [Copy(rng.integers(0, 256, n, np.uint8), np.zeros(n, np.uint8), host) for n in sizes]
+
+
+def test_pieces_cover_the_tensors_without_gap_or_overlap():
+    given = copies(np.random.default_rng(0), [0, 1, 10, 11, 30])
+    cut = list(pieces(given, most=10))
+    assert [p.source.size for p in cut] == [1, 10, 10, 1, 10, 10, 10]
+    assert b"".join(p.source.tobytes() for p in cut) == b"".join(c.source.tobytes() for c in given)
+    assert all(p.source.size == p.target.size for p in cut)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_every_byte_arrives_although_buffers_are_used_again(emulated_card, threads):
+    rng = np.random.default_rng(1)
+    given = copies(rng, [3 * PIECE + 5, 17, 2 * PIECE, PIECE - 1]) + copies(rng, [1000], host=True)
+    Loading(emulated_card.driver(), given, threads).wait()
+    for copy in given:
+        np.testing.assert_array_equal(copy.target, copy.source)
+
+
+def test_a_failing_card_ends_the_load_in_the_thread_that_waits(emulated_card):
+    driver = emulated_card.driver()
+
+    def fail(n_bytes: int) -> np.ndarray:
+        raise MemoryError("no page-locked memory")
+
+    driver.pinned = fail
+    with pytest.raises(MemoryError, match="page-locked"):
+        Loading(driver, copies(np.random.default_rng(2), [100]), 2).wait()
+
+
+def test_a_cancelled_load_leaves_no_thread_behind(emulated_card):
+    loading = Loading(emulated_card.driver(), copies(np.random.default_rng(3), [4 * PIECE]), 2)
+    loading.cancel()
+    assert not any(thread.is_alive() for thread in loading._threads)
