@@ -3,7 +3,8 @@
 // Every thread of a block is a fibre with its own stack. A fibre runs until it meets a barrier (of its warp or of the
 // block) and the scheduler then runs the next one, in an order that can be reversed or shuffled: a missing barrier shows
 // as a result that depends on the order. Blocks run one after another, in an order that can be shuffled too. Shared
-// memory is filled with NaN before each block. Asynchronous copies land when they are waited for, not before.
+// memory is filled with NaN before each block. Asynchronous copies land when they are waited for, not before; with an odd
+// order at once, since a card may do either.
 // A barrier that can never be met, a shuffle met at different lines and a copy that was never committed end the program.
 //
 // The instructions that sources write as `asm` become calls of the functions `ptx_...` at the end (emulator.py).
@@ -73,6 +74,7 @@ inline void* scheduler_pointer;
 inline void (*body)();
 inline char* dynamic_shared;
 inline size_t dynamic_bytes;
+inline bool early;  // asynchronous copies land at once
 
 struct Range { char* begin; size_t bytes; };
 inline std::vector<Range>& shared_ranges() {
@@ -253,6 +255,7 @@ inline void launch(void (*kernel)(A...), void** arguments, int n_arguments, cons
     std::vector<char> memory(shared + 256);
     dynamic_shared = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 127) & ~uintptr_t(127));
     dynamic_bytes = shared;
+    early = order & 1;
     const uint64_t blocks = uint64_t(grid.x) * grid.y * grid.z;
     uint64_t stride = 1, first = 0;
     if (order && blocks > 1) {
@@ -387,6 +390,10 @@ inline char* shared_pointer(unsigned address) {
 
 inline void copy_later(unsigned to, const void* from, int n) {
     if (to % n || reinterpret_cast<uintptr_t>(from) % n) fail("an asynchronous copy is not aligned to its size");
+    if (early) {
+        std::memcpy(shared_pointer(to), from, n);
+        return;
+    }
     Copy copy{shared_pointer(to), {0, 0}, n};
     std::memcpy(copy.words, from, n);
     self->open.push_back(copy);

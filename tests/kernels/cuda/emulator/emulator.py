@@ -5,8 +5,8 @@
     kernel((rows,), (128,), (x, w, y, np.int32(n), ...), shared_mem=0)
 
 Arrays are NumPy arrays; one without dimensions is passed by value (a struct). `order` seeds the order of threads and
-blocks, 0 for the natural one. A kernel that would hang or shuffle across diverged lanes ends the process with a line
-that names the block.
+blocks, 0 for the natural one; with an odd one asynchronous copies land as early as they can, otherwise as late. A
+kernel that would hang or shuffle across diverged lanes ends the process with a line that names the block.
 
 Cost   one g++ run a source and set of constants, kept in the folder; some 50 ns a thread and barrier
 """
