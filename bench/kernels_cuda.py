@@ -156,7 +156,9 @@ class Bench:
             f"window {name} {rows}x{cols} n={n}{note}", "GB/s", rates, f"{share:4.0f} %  {float(np.median(us)):7.2f} us"
         )
 
-    def experts(self, types: tuple[str, str], n: int, layers: int = 4) -> None:
+    def experts(
+        self, types: tuple[str, str], n: int, layers: int = 4, tuning: Tuning = UNTUNED, note: str = ""
+    ) -> None:
         """The mixture of one layer: n rows, 10 of 512 experts each."""
         kinds = (types[0], types[0], types[1])
         shapes = ((512, 640, 2560), (512, 640, 2560), (512, 2560, 640))
@@ -171,10 +173,10 @@ class Bench:
 
         def launch(i: int) -> None:
             with self.workspace.scratch():
-                mixture.mixture(self.workspace, *banks[i], x, picks[i], weights)
+                mixture.mixture(self.workspace, *banks[i], x, picks[i], weights, tuning=tuning)
 
         us = self.times([lambda i=i: launch(i) for i in range(layers)])  # type: ignore[misc]
-        label = f"experts {types[0]}/{types[1]} n={n}"
+        label = f"experts {types[0]}/{types[1]} n={n}{note}"
         if n > plans.WINDOW_ROWS:
             macs = n * 10 * 3 * 640 * 2560
             self.add(label, "TMAC/s", [macs / t / 1e6 for t in us], f"{float(np.median(us)):9.1f} us")
@@ -185,12 +187,11 @@ class Bench:
         share = 100 * float(np.median(rates)) / self.peak
         self.add(label, "GB/s", rates, f"{share:4.0f} %  {float(np.median(us)):7.2f} us")
 
-    def prompt(self, name: str, rows: int, cols: int, n: int, tile: tuple[int, int, int] | None = None) -> None:
+    def prompt(self, name: str, rows: int, cols: int, n: int, cut: plans.Cut | None = None) -> None:
         """One matrix and many rows."""
-        if tile is not None:
-            plans.prompt_plan.cache_clear()
-        before = plans.PROMPT_TILES
-        plans.PROMPT_TILES = (tile, *before) if tile else before  # type: ignore[misc]
+        before = plans.CUTS
+        plans.CUTS = (cut, *before) if cut else before  # type: ignore[misc]
+        plans.prompt_plan.cache_clear()
         try:
             w = self.weight(name, rows, cols)
             self.check(w, 70)
@@ -202,9 +203,9 @@ class Bench:
 
             us = self.times([launch] * 2, 5)
         finally:
-            plans.PROMPT_TILES = before  # type: ignore[misc]
+            plans.CUTS = before  # type: ignore[misc]
             plans.prompt_plan.cache_clear()
-        note = f" tile {tile}" if tile else ""
+        note = f" {cut.rows}x{cut.columns} {cut.threads} threads x{cut.blocks} {cut.chunks}" if cut else ""
         rates = [n * rows * cols / t / 1e6 for t in us]
         self.add(f"prompt {name} {n}x{rows}x{cols}{note}", "TMAC/s", rates, f"{float(np.median(us)):9.1f} us")
 
@@ -237,7 +238,7 @@ SCALES_AT = {
 }
 """Byte offsets of a block's half-precision numbers, where they are not its first two bytes."""
 
-DENSE_SHAPES = ((10240, 2560), (6144, 2560), (2560, 6144), (2560, 2560), (320, 10240), (10240, 320))
+DENSE_SHAPES = ((10240, 2560), (6144, 2560), (2560, 6144), (2560, 2560), (320, 10240))
 
 
 def windows(bench: Bench) -> None:
@@ -254,34 +255,36 @@ def windows(bench: Bench) -> None:
 
 
 WAYS = (
-    Tuning(rows=8, warps=32, ring=1, stages=3),
-    Tuning(rows=8, warps=32, ring=1, stages=2),
-    Tuning(rows=8, warps=24, ring=1, stages=4),
-    Tuning(rows=8, warps=16, ring=1, stages=4),
-    Tuning(rows=8, warps=32, ring=4, stages=3),
-    Tuning(rows=8, warps=32, ring=16, stages=3),
-    Tuning(rows=8, warps=32, ring=32, stages=3),
-    Tuning(rows=16, warps=24, ring=1, stages=2),
-    Tuning(rows=16, warps=16, ring=1, stages=3),
-    Tuning(rows=16, warps=16, ring=1, stages=2),
-    Tuning(rows=16, warps=16, ring=16, stages=2),
+    *(Tuning(warps=warps, ring=ring) for warps in (32, 24, 16) for ring in (1, 2, 4, 8, warps)),
+    Tuning(warps=32, ring=2, stages=2),
+    Tuning(rows=16, warps=16, ring=2),
 )
 """Ways to cut a window of one row."""
+
+EXPERT_WAYS = tuple(Tuning(warps=warps, ring=ring) for warps in (24, 16) for ring in (1, 2, 4, 8, warps))
+
+
+def _note(way: Tuning) -> str:
+    named = {"rows": way.rows, "warps": way.warps, "ring": way.ring, "stages": way.stages}
+    return "".join(f" {name}={value}" for name, value in named.items() if value)
 
 
 def window_sweep(bench: Bench) -> None:
     """Warps, rings, stages and rows of a tile."""
-    for name, rows, cols in (
-        ("Q6_K", 65536, 2560),
-        ("IQ3_S", 65536, 2560),
-        ("Q6_K", 2560, 6144),
-        ("Q6_K", 10240, 2560),
-    ):
+    shapes = ((65536, 2560), (10240, 2560), (2560, 6144), (2560, 2560), (320, 10240))
+    for rows, cols in shapes:
         for way in WAYS:
-            note = f" rows={way.rows} warps={way.warps} ring={way.ring} stages={way.stages}"
-            bench.window(name, rows, cols, 1, way, note)
-    for room in (2 << 10, 16 << 10, 32 << 10):
-        bench.window("IQ3_S", 65536, 2560, 1, Tuning(table_room=room), f" table={room}")
+            bench.window("Q6_K", rows, cols, 1, way, _note(way))
+    for way in WAYS[:10]:
+        bench.window("IQ3_S", 65536, 2560, 1, way, _note(way))
+    for rows, cols in shapes[1:4]:
+        for ring in (1, 2, 4, 8, 16):
+            bench.window("Q6_K", rows, cols, 8, Tuning(ring=ring), f" ring={ring}")
+
+
+def expert_sweep(bench: Bench) -> None:
+    for way in EXPERT_WAYS:
+        bench.experts(("IQ3_S", "IQ4_NL"), 1, 2, way, _note(way))
 
 
 def mixtures(bench: Bench) -> None:
@@ -301,10 +304,19 @@ def prompts(bench: Bench) -> None:
     bench.prompt("BF16", 2560, 2560, 2048)
 
 
+PROMPT_CUTS = (
+    plans.Cut(128, 128, 512, 1, 2),
+    plans.Cut(128, 128, 256, 1, 2),
+    plans.Cut(64, 64, 256, 2, 2),
+    plans.Cut(64, 128, 256, 2, 1),
+    plans.Cut(128, 64, 256, 1, 2),
+)
+
+
 def prompt_sweep(bench: Bench) -> None:
     for name in ("Q6_K", "IQ3_S"):
-        for tile in plans.PROMPT_TILES:
-            bench.prompt(name, 10240, 2560, 8192, tile)
+        for cut in PROMPT_CUTS:
+            bench.prompt(name, 10240, 2560, 8192, cut)
 
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
@@ -312,6 +324,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "experts": mixtures,
     "prompt": prompts,
     "window_sweep": window_sweep,
+    "expert_sweep": expert_sweep,
     "prompt_sweep": prompt_sweep,
 }
 

@@ -232,7 +232,7 @@ class _Part:
             constants: dict[str, int | str] = {"TYPE": kind.name, "MODE": mode, "VEC": vector_width(bank.cols)}
             run("lanes_prompt", constants, blocks, _THREADS, arguments)
         else:
-            run("product_prompt", plan.constants(kind, mode), blocks, _THREADS, arguments, plan.shared)
+            run("product_prompt", plan.constants(kind, mode), blocks, plan.threads, arguments, plan.shared)
 
 
 def group_rows(workspace: Workspace, ids: DeviceArray, experts: int, tile: int) -> tuple[DeviceArray, ...]:

@@ -8,7 +8,7 @@ Errors   ValueError when a product does not fit the card's shared memory, with t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -226,55 +226,79 @@ def _window_layout(
 
 
 @dataclass(frozen=True, slots=True)
-class PromptPlan:
-    """Weight rows and columns of a tile · blocks of a multiprocessor · copies of the table · bytes of shared memory."""
+class Cut:
+    """Weight rows and columns of a prompt tile · threads of a block · blocks of a multiprocessor · chunks of raw bytes
+    held at once."""
 
-    tile_rows: int
-    tile_columns: int
+    rows: int
+    columns: int
+    threads: int
     blocks: int
+    chunks: int
+
+
+CUTS: Final = (
+    Cut(128, 128, 512, 1, 2),
+    Cut(128, 128, 512, 1, 1),
+    Cut(64, 64, 256, 2, 2),
+    Cut(64, 64, 256, 1, 2),
+    Cut(64, 64, 256, 1, 1),
+    Cut(64, 32, 256, 1, 1),
+)
+"""Prompt tiles by preference."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPlan:
+    """A cut · copies of the table · bytes of shared memory."""
+
+    cut: Cut
     copies: int
     shared: int
+
+    @property
+    def tile_rows(self) -> int:
+        return self.cut.rows
+
+    @property
+    def tile_columns(self) -> int:
+        return self.cut.columns
+
+    @property
+    def threads(self) -> int:
+        return self.cut.threads
 
     def constants(self, kind: TensorType, mode: str) -> dict[str, int | str]:
         """Macros of product_prompt.cu; SHARED is checked there against its own layout."""
         return {
             "TYPE": kind.name,
             "MODE": mode,
-            "BM": self.tile_rows,
-            "BN": self.tile_columns,
-            "BLOCKS": self.blocks,
+            "BM": self.cut.rows,
+            "BN": self.cut.columns,
+            "THREADS": self.cut.threads,
+            "BLOCKS": self.cut.blocks,
+            "CHUNKS": self.cut.chunks,
             "COPIES": self.copies,
             "SHARED": self.shared,
         }
 
 
-def _prompt_shared(kind: TensorType, tile_rows: int, tile_columns: int, copies: int) -> int:
+def _prompt_shared(kind: TensorType, cut: Cut, copies: int) -> int:
     """The layout of product_prompt.cu."""
     groups = STEP // kind.group
-    offsets = kind.has_offset
-    return (
-        tile_rows * _chunk_pitch(kind)
-        + tile_rows * STEP
-        + 2 * tile_columns * (STEP + 32)
-        + groups * (tile_rows + 4) * (12 if offsets else 8)
-        + 2 * (STEP // ACTIVATION_BLOCK) * tile_columns * 4
-        + (2 * groups * tile_columns * 4 if offsets else 0)
-        + tile_columns * 4
-        + _table_bytes(kind) * copies
-    )
-
-
-PROMPT_TILES: Final = ((128, 128, 2), (128, 64, 2), (128, 128, 1), (128, 64, 1), (64, 64, 1))
-"""Tiles by preference: two blocks a multiprocessor overlap the unpacking of one with the products of the other."""
+    unpacked = cut.rows * STEP + groups * (cut.rows + 4) * (12 if kind.has_offset else 8)
+    fetched = cut.columns * (STEP + 32 + STEP // ACTIVATION_BLOCK * 4 + (groups * 4 if kind.has_offset else 0))
+    raw = cut.chunks * cut.rows * _chunk_pitch(kind)
+    return raw + 2 * unpacked + 2 * fetched + cut.columns * 4 + _table_bytes(kind) * copies
 
 
 @lru_cache(maxsize=1024)
-def prompt_plan(card: Card, kind: TensorType, tile: tuple[int, int, int] | None = None) -> PromptPlan:
-    """The first tile of PROMPT_TILES that fits. Raises ValueError when none does."""
-    for tile_rows, tile_columns, blocks in (tile,) if tile else PROMPT_TILES:
-        limit = min(card.shared_block, card.shared_multiprocessor // blocks - 1024)
-        bare = PromptPlan(tile_rows, tile_columns, blocks, 1, _prompt_shared(kind, tile_rows, tile_columns, 1))
-        if bare.shared <= limit:
-            copies = min(8, _copies(kind, limit - bare.shared + _table_bytes(kind)))
-            return replace(bare, copies=copies, shared=_prompt_shared(kind, tile_rows, tile_columns, copies))
+def prompt_plan(card: Card, kind: TensorType, cut: Cut | None = None) -> PromptPlan:
+    """The first of CUTS that fits. Raises ValueError when none does."""
+    for way in (cut,) if cut else CUTS:
+        limit = min(card.shared_block, card.shared_multiprocessor // way.blocks - 1024)
+        bare = _prompt_shared(kind, way, 1)
+        if bare <= limit:
+            copies = min(8, _copies(kind, limit - bare + _table_bytes(kind)))
+            return PromptPlan(way, copies, _prompt_shared(kind, way, copies))
     raise ValueError(f"no prompt tile of {kind.name} fits the card's {card.shared_block} bytes of shared memory")

@@ -233,7 +233,7 @@ def _prompt(
     tiles = enter_matrices(arguments, matrices, plan.tile_rows)
     arguments["row_tiles"] = tiles
     blocks = tiles * -(-n // plan.tile_columns)
-    run("product_prompt", plan.constants(kind, DENSE), blocks, _PROMPT_THREADS, arguments, plan.shared)
+    run("product_prompt", plan.constants(kind, DENSE), blocks, plan.threads, arguments, plan.shared)
 
 
 def dequantize(workspace: Workspace, w: Weight, rows: DeviceArray) -> DeviceArray:

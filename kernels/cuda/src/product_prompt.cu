@@ -1,11 +1,13 @@
 // The product of quantised weights with many rows (a prompt). Order of summation: ops.py, `product`.
 //
 // A block computes BM weight rows times BN activation rows. It walks the row 128 columns a step: raw blocks arrive by
-// asynchronous copies a chunk of 256 columns ahead, are unpacked to int8 in shared memory once, and 8 warps multiply
-// with int8 matrix steps. An output has one accumulator, which adds the groups of the row one after another: the bits
+// asynchronous copies a chunk of 256 columns ahead, are unpacked to int8 in shared memory once, and all warps multiply
+// with int8 matrix steps. While a step is multiplied the next one is unpacked: half of the warps begin with the one, half
+// with the other, so that both kinds of work are there for every scheduler. An output has one accumulator, which adds the groups of the row one after another: the bits
 // are those of product_window.cu. Activations come quantised (quantize.cu) in the order of the format.
 //
-// Constants: TYPE a format, BM and BN (64, 128), BLOCKS of a multiprocessor, COPIES of the table, and MODE:
+// Constants: TYPE a format, BM and BN (64, 128), THREADS, BLOCKS of a multiprocessor, CHUNKS of raw bytes held (1, 2), COPIES
+// of the table, SHARED bytes that plans.py asks for, and MODE:
 //   DENSE    several matrices of one type with the same input; out (n, rows) each
 //   GATE_UP  experts by tile list: BM / 2 rows of gate and of up; out (pairs, rows) = silu(gate x) * (up x)
 //   PAIRS    experts by tile list, one matrix; out (pairs, rows)
@@ -40,7 +42,6 @@ struct Arguments {
 
 typedef TYPE F;
 enum {
-    THREADS = 256,
     CHUNK_BYTES = 256 / F::BLOCK * F::BYTES,
     PITCH = ((CHUNK_BYTES + 15 + 4 + 15) / 16 | 1) * 16,  // of a row of raw bytes
     STEP = 128,
@@ -49,18 +50,19 @@ enum {
     GROUPS = 4 * PER_SPAN,           // of a step
     ROWS4 = BM + 4,                  // of a line of scales
     TABLE = F::GRID * COPIES * (F::LOOK == WORD ? 4 : 8),
-    AT_CODES = BM * PITCH,
-    AT_INPUTS = AT_CODES + BM * STEP,
-    AT_SCALES = AT_INPUTS + 2 * BN * PITCH8,
-    AT_OFFSETS = AT_SCALES + GROUPS * ROWS4 * 8,
-    AT_D = AT_OFFSETS + (F::OFFSET ? GROUPS * ROWS4 * 4 : 0),
-    AT_SUMS = AT_D + 2 * 4 * BN * 4,
-    AT_SOURCE = AT_SUMS + (F::OFFSET ? 2 * GROUPS * BN * 4 : 0),
+    CODES = BM * STEP,               // bytes of a step: int8, then float2 scales, then offsets
+    SCALES = GROUPS * ROWS4 * 8,
+    UNPACKED = CODES + SCALES + (F::OFFSET ? GROUPS * ROWS4 * 4 : 0),
+    INPUTS = BN * PITCH8,            // bytes of a step: int8, then scales, then sums
+    SUMS_AT = INPUTS + 4 * BN * 4,
+    FETCHED = SUMS_AT + (F::OFFSET ? GROUPS * BN * 4 : 0),
+    AT_UNPACKED = CHUNKS * BM * PITCH,
+    AT_INPUTS = AT_UNPACKED + 2 * UNPACKED,
+    AT_SOURCE = AT_INPUTS + 2 * FETCHED,
     AT_TABLE = AT_SOURCE + BN * 4,
     SHARED_BYTES = AT_TABLE + TABLE,
-    WARP_COLUMNS = BN / 2,           // 8 warps: BM / 32 down, the rest across
     WARPS_DOWN = BM / 32,
-    WARPS_ACROSS = 8 / WARPS_DOWN,
+    WARPS_ACROSS = THREADS / 32 / WARPS_DOWN,
     NT = BN / WARPS_ACROSS / 8       // eights of columns of a warp
 };
 
@@ -98,76 +100,88 @@ DEVICE bool find_work(const Arguments& a, Work& w) {
 }
 
 // Row r of the block's tile. GATE_UP: 16 rows of gate, then the same 16 of up, so that one thread has both.
-DEVICE const u8* row_of(const Work& w, int r, long long row_bytes) {
-    if (MODE == GATE_UP)
-        return (r & 16 ? w.second : w.first) + min(w.row + (r >> 5) * 16 + (r & 15), w.rows - 1) * row_bytes;
-    return w.first + min(w.row + r, w.rows - 1) * row_bytes;
+DEVICE const u8* row_of(const Work& w, int r, int row_bytes) {
+    if (MODE == GATE_UP) {
+        const int row = min(w.row + (r >> 5) * 16 + (r & 15), w.rows - 1);
+        return (r & 16 ? w.second : w.first) + row * (long long)row_bytes;
+    }
+    return w.first + min(w.row + r, w.rows - 1) * (long long)row_bytes;
 }
 
-// Asynchronous copies of the raw bytes of one chunk of all rows.
-DEVICE void fetch_rows(u8* raw, const Work& w, long long row_bytes, int chunk) {
-    enum { LANES = THREADS / BM, PIECES = (CHUNK_BYTES + 30) / 16 };
-    const int row = threadIdx.x / LANES, first = threadIdx.x % LANES;
-    const u8* from = row_of(w, row, row_bytes) + chunk * (long long)CHUNK_BYTES;
-    const int shift = (int)((u64)from & 15), bytes = min((int)CHUNK_BYTES, (int)(row_bytes - chunk * CHUNK_BYTES));
-    const int pieces = (shift + bytes + 15) >> 4;
+// Asynchronous copies of the raw bytes of one chunk of all rows; LANES neighbours copy a row, 16 bytes each.
+DEVICE void fetch_rows(u8* raw, const Work& w, int row_bytes, int chunk) {
+    enum {
+        MOST = (CHUNK_BYTES + 30) / 16,
+        LANES = MOST <= 8 ? 8 : MOST <= 16 ? 16 : 32,
+        AT_ONCE = THREADS / LANES  // rows
+    };
+    const int first = threadIdx.x / LANES, piece = 16 * (threadIdx.x % LANES), at = chunk * CHUNK_BYTES;
+    const int bytes = F::BLOCK == 256 ? (int)CHUNK_BYTES : min((int)CHUNK_BYTES, row_bytes - at);
 #pragma unroll
-    for (int i = 0; i < (PIECES + LANES - 1) / LANES; i++) {
-        const int piece = first + i * LANES;
-        if (piece < pieces) copy16(raw + row * PITCH + 16 * piece, from - shift + 16 * piece);
+    for (int i = 0; i < BM / AT_ONCE; i++) {
+        const int row = first + i * AT_ONCE;
+        const u8* from = row_of(w, row, row_bytes) + at;
+        const int shift = (int)((u64)from & 15);
+        if (piece < shift + bytes) copy16(raw + row * PITCH + piece, from - shift + piece);
     }
 }
 
 // Asynchronous copies of the activations of one step: int8, scales and sums. Past the row's end nothing is copied.
+// `source`: where each column's row begins, in int8.
 DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step) {
-    const int* source = (const int*)(shared + AT_SOURCE);
-    u8* q = shared + AT_INPUTS + (step & 1) * BN * PITCH8;
-    float* d = (float*)(shared + AT_D) + (step & 1) * 4 * BN;
-#pragma unroll 1
-    for (int i = 0; i < BN * 8 / THREADS; i++) {
-        const int e = threadIdx.x + i * THREADS, c = e >> 3, piece = e & 7;
-        if (STEP * step + 16 * piece < a.cols)
-            copy16(q + c * PITCH8 + 16 * piece, a.q + (long long)source[c] * a.cols + STEP * step + 16 * piece);
+    const u32* source = (const u32*)(shared + AT_SOURCE);
+    const int piece = 16 * (threadIdx.x & 7), s = threadIdx.x & 3;
+    if (STEP * step + piece < a.cols) {
+        const u8* from = a.q + STEP * step + piece;
+        u8* to = shared + AT_INPUTS + (step & 1) * FETCHED + (threadIdx.x >> 3) * PITCH8 + piece;
+#pragma unroll
+        for (int i = 0; i < BN * 8 / THREADS; i++)
+            copy16(to + i * (THREADS / 8) * PITCH8, from + source[(threadIdx.x >> 3) + i * (THREADS / 8)]);
     }
-    const int blocks = a.cols / 32;
-#pragma unroll 1
-    for (int i = 0; i < BN * 4 / THREADS; i++) {
-        const int e = threadIdx.x + i * THREADS, c = e >> 2, s = e & 3;
-        if (4 * step + s < blocks) copy4(d + s * BN + c, a.d + (long long)source[c] * blocks + 4 * step + s);
+    if (STEP * step + 32 * s < a.cols) {
+        const float* from = a.d + 4 * step + s;
+        float* to = (float*)(shared + AT_INPUTS + (step & 1) * FETCHED + INPUTS) + s * BN + (threadIdx.x >> 2);
+#pragma unroll
+        for (int i = 0; i < BN * 4 / THREADS; i++)
+            copy4(to + i * (THREADS / 4), from + source[(threadIdx.x >> 2) + i * (THREADS / 4)] / 32);
     }
     if (F::OFFSET) {
-        float* sums = (float*)(shared + AT_SUMS) + (step & 1) * GROUPS * BN;
-#pragma unroll 1
-        for (int i = 0; i < BN * GROUPS / THREADS; i++) {
-            const int e = threadIdx.x + i * THREADS, c = e / GROUPS, g = e % GROUPS;
-            if (GROUPS * step + g < blocks * PER_SPAN)
-                copy4(sums + g * BN + c, a.sums + (long long)source[c] * blocks * PER_SPAN + GROUPS * step + g);
+        const int g = threadIdx.x % GROUPS, c = threadIdx.x / GROUPS;
+        if (STEP * step + F::GROUP * g < a.cols) {
+            const float* from = a.sums + GROUPS * step + g;
+            float* to = (float*)(shared + AT_INPUTS + (step & 1) * FETCHED + SUMS_AT) + g * BN + c;
+#pragma unroll
+            for (int i = 0; i < BN * GROUPS / THREADS; i++)
+                copy4(to + i * (THREADS / GROUPS), from + source[c + i * (THREADS / GROUPS)] / F::GROUP);
         }
     }
 }
 
 // Half a chunk of every row to int8, scales and offsets. The int8 lie as the matrix step wants them: for 16 rows and a
-// span 512 bytes, 16 a lane (the words of rows g and g + 8, twice).
-DEVICE void unpack_step(u8* shared, const Work& w, long long row_bytes, int step, int spans, Grid grid) {
+// span 512 bytes, 16 a lane (the words of rows g and g + 8, twice). low, high: address bits of the thread's two rows.
+DEVICE void unpack_step(u8* shared, u32 low, u32 high, int step, int spans, Grid grid) {
     enum { LANES = BM * 2, SHARE = 4 * LANES / THREADS };  // a pair of rows has LANES / (BM / 2) threads or twice that
     const int lane = threadIdx.x % LANES, part = threadIdx.x / LANES * SHARE, upper = 4 * (step & 1);
     const int slab = lane >> 5, g = lane >> 2 & 7, t = lane & 3, row = 16 * slab + g;
     const u32 at = (step >> 1) * CHUNK_BYTES;
-    const u8* p0 = shared + row * PITCH + (((u32)(u64)row_of(w, row, row_bytes) + at) & 15);
-    const u8* p1 = shared + (row + 8) * PITCH + (((u32)(u64)row_of(w, row + 8, row_bytes) + at) & 15);
-    u8* to = shared + AT_CODES + slab * (16 * STEP) + (lane & 31) * 16;
+    const u8* raw = shared + (CHUNKS == 2 && step & 2 ? BM * PITCH : 0);
+    const u8* p0 = raw + row * PITCH + ((low + at) & 15);
+    const u8* p1 = raw + (row + 8) * PITCH + ((high + at) & 15);
+    u8* unpacked = shared + AT_UNPACKED + (step & 1) * UNPACKED;
+    u8* to = unpacked + slab * (16 * STEP) + (lane & 31) * 16;
+    uint4 c[SHARE];  // stored at the end: a store between loads would make them again
 #pragma unroll
     for (int i = 0; i < SHARE; i++) {
         const int s = part + i;
         if (F::BLOCK < 256 && s >= spans) break;
-        uint4 c;
-        F::span(p0, upper + s, t, grid, c.x, c.z);
-        F::span(p1, upper + s, t, grid, c.y, c.w);
-        *(uint4*)(to + 512 * s) = c;
+        F::span(p0, upper + s, t, grid, c[i].x, c[i].z);
+        F::span(p1, upper + s, t, grid, c[i].y, c[i].w);
     }
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) *(uint4*)(to + 512 * (part + i)) = c[i];
     if (part > 0 || (F::BLOCK < 256 && t >= spans)) return;
-    float2* scales = (float2*)(shared + AT_SCALES) + row;
-    float* offsets = (float*)(shared + AT_OFFSETS) + row;
+    float2* scales = (float2*)(unpacked + CODES) + row;
+    float* offsets = (float*)(unpacked + CODES + SCALES) + row;
 #pragma unroll
     for (int k = 0; k < PER_SPAN; k++) {
         const int g = t * PER_SPAN + k;
@@ -183,12 +197,14 @@ DEVICE void unpack_step(u8* shared, const Work& w, long long row_bytes, int step
 
 // One step: every group of its spans, in order.
 DEVICE void multiply_step(float (&acc)[2][NT][4], const u8* shared, int step, int spans, int wm, int wn, int g, int t) {
-    const u8* codes = shared + AT_CODES + 2 * wm * (16 * STEP) + (4 * g + t) * 16;
-    const u8* q = shared + AT_INPUTS + (step & 1) * BN * PITCH8 + (8 * NT * wn + g) * PITCH8 + 8 * t;
-    const float* d = (const float*)(shared + AT_D) + (step & 1) * 4 * BN + 8 * NT * wn + 2 * t;
-    const float* sums = (const float*)(shared + AT_SUMS) + (step & 1) * GROUPS * BN + 8 * NT * wn + 2 * t;
-    const float2* scales = (const float2*)(shared + AT_SCALES) + 32 * wm + g;
-    const float* offsets = (const float*)(shared + AT_OFFSETS) + 32 * wm + g;
+    const u8* unpacked = shared + AT_UNPACKED + (step & 1) * UNPACKED;
+    const u8* inputs = shared + AT_INPUTS + (step & 1) * FETCHED;
+    const u8* codes = unpacked + 2 * wm * (16 * STEP) + (4 * g + t) * 16;
+    const u8* q = inputs + (8 * NT * wn + g) * PITCH8 + 8 * t;
+    const float* d = (const float*)(inputs + INPUTS) + 8 * NT * wn + 2 * t;
+    const float* sums = (const float*)(inputs + SUMS_AT) + 8 * NT * wn + 2 * t;
+    const float2* scales = (const float2*)(unpacked + CODES) + 32 * wm + g;
+    const float* offsets = (const float*)(unpacked + CODES + SCALES) + 32 * wm + g;
 #pragma unroll 1
     for (int s = 0; s < (F::BLOCK < 256 ? spans : 4); s++) {
         u32 w[2][4];
@@ -271,16 +287,17 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     extern __shared__ __align__(16) u8 shared[];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int wm = warp % WARPS_DOWN, wn = warp / WARPS_DOWN;
-    const long long row_bytes = a.cols / F::BLOCK * F::BYTES;
+    const int row_bytes = a.cols / F::BLOCK * F::BYTES;
     const int steps = (a.cols + STEP - 1) / STEP;
     Work w;
     if (!find_work(a, w)) return;
 
-    int* source = (int*)(shared + AT_SOURCE);
     for (int c = threadIdx.x; c < BN; c += THREADS) {
         const int column = w.begin + min(c, w.count - 1);
-        source[c] = MODE == DENSE ? column : a.order[column] / a.divide;
+        ((u32*)(shared + AT_SOURCE))[c] = (u32)(MODE == DENSE ? column : a.order[column] / a.divide) * a.cols;
     }
+    const int my_row = 16 * (threadIdx.x % (BM * 2) >> 5) + g;
+    const u32 low = (u32)(u64)row_of(w, my_row, row_bytes), high = (u32)(u64)row_of(w, my_row + 8, row_bytes);
 #if HAS_TABLE
     enum { WORDS = F::LOOK == WORD ? 1 : 2 };
     for (int i = threadIdx.x; i < F::GRID * COPIES; i += THREADS)
@@ -289,27 +306,41 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     const int copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES;
     const Grid grid{shared + AT_TABLE + copy * (F::LOOK == WORD ? 4 : 8)};
     __syncthreads();
-    fetch_rows(shared, w, row_bytes, 0);
-    copies_commit();
+    const int chunks = (steps + 1) / 2;
+    auto spans_of = [&](int step) { return min(4, a.cols / 32 - 4 * step); };
+    auto fetch_chunk = [&](int chunk) {
+        if (chunk < chunks) fetch_rows(shared + (CHUNKS == 2 && chunk & 1 ? BM * PITCH : 0), w, row_bytes, chunk);
+    };
+    fetch_chunk(0);
+    if (CHUNKS == 2) fetch_chunk(1);
     fetch_inputs(shared, a, 0);
     copies_commit();
+    copies_wait<0>();
+    __syncthreads();
+    unpack_step(shared, low, high, 0, spans_of(0), grid);
+    __syncthreads();
 
     const bool busy = 8 * NT * wn < w.count;  // a warp whose columns are all past the tile's end only helps to unpack
+    const bool unpacks_first = (wm + wn) & 1;
     float acc[2][NT][4] = {};
     for (int step = 0; step < steps; step++) {
-        const int spans = min(4, a.cols / 32 - 4 * step);
-        if ((step & 1) == 0) {  // a new chunk of rows; an odd step uses its other half
-            copies_wait<1>();
-            __syncthreads();
+        const int next = step + 1;
+        if (next < steps) fetch_inputs(shared, a, next);
+        if (step & 1) {  // the chunk of the step before is unpacked: its place takes the one after the next
+            if (CHUNKS == 2) {
+                fetch_chunk((step >> 1) + 2);
+            } else if (next < steps) {
+                fetch_chunk(next >> 1);
+                copies_commit();
+                copies_wait<0>();
+                __syncthreads();
+            }
         }
-        unpack_step(shared, w, row_bytes, step, spans, grid);
+        copies_commit();
+        if (unpacks_first && next < steps) unpack_step(shared, low, high, next, spans_of(next), grid);
+        if (busy) multiply_step(acc, shared, step, spans_of(step), wm, wn, g, t);
+        if (!unpacks_first && next < steps) unpack_step(shared, low, high, next, spans_of(next), grid);
         copies_wait<0>();
-        __syncthreads();
-        if ((step & 1) && step + 1 < steps) fetch_rows(shared, w, row_bytes, (step + 1) >> 1);
-        copies_commit();
-        if (step + 1 < steps) fetch_inputs(shared, a, step + 1);
-        copies_commit();
-        if (busy) multiply_step(acc, shared, step, spans, wm, wn, g, t);
         __syncthreads();
     }
     if (busy) store_tile(a, acc, w, wm, wn, g, t);

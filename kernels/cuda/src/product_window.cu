@@ -253,6 +253,7 @@ DEVICE void chunk_terms_of_one(float* terms, const u8* p0, const u8* p1, Grid gr
     float mine[ROWS / 8][OWN * (1 + F::OFFSET)];  // stored at the end: a store between loads would make them again
 #pragma unroll
     for (int q = 0; q < OWN; q++) {
+        if (F::GROUP == 16 && q == OWN / 2) __syncwarp();  // keeps the loads of the upper half here: registers
         int sums[4][2];
 #pragma unroll
         for (int i = 0; i < 4 / PER_SPAN; i++) {
