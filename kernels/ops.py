@@ -18,6 +18,8 @@ float32; division and square root are correctly rounded; no reassociation, no fl
 lanes(v)   The sum of v[0..N): LANES chains, chain j adds v[j], v[j + LANES], ... in this order starting from 0, then
            the fold `for s in (64, 32, 16, 8, 4, 2, 1): p[j] = p[j] + p[j + s]`. A sum of products uses fma in the
            chains. Chains without elements are 0.
+dot4(a, b) The sum of a[i] * b[i]: four chains (i mod 4) of fma in ascending order from 0, (c0 + c1) + (c2 + c3). Scores
+           are such sums: a thread of a card holds a whole one, so a tile of a prompt needs no exchange of lanes.
 quantize   Blocks of ACT_BLOCK = 32 inputs: amax = max |x|; amax < 1e-30: d = 0 and all q = 0; otherwise
            d = amax / 127, inv = 127 / amax, q = round_half_even(x * inv) as int8.
 product    Quantised weight row times activation row (formats.py: code, scale, offset per group of `group`):
@@ -261,9 +263,9 @@ class Kernels(Protocol):
         index_q (n, index_heads, index_dim); -> (n, heads * head_dim).
 
         q = rope(rms(q)), index_q = rope(rms(index_q)). Visible: positions 0..p. Complete blocks m = (p + 1) // r;
-        score_j = sum over heads, ascending, of max(0, lanes(index_q * block_j)). Kept: the budget // r best blocks
+        score_j = sum over heads, ascending, of max(0, dot4(index_q, block_j)). Kept: the budget // r best blocks
         (equal scores: the lower index) and the tail r*m..p. Dense layers (r = 0) and m <= budget // r keep all.
-        The kept tokens, ascending, in parts of ATTENTION_PART: s = lanes(q * k) * (1/sqrt(head_dim)),
+        The kept tokens, ascending, in parts of ATTENTION_PART: s = dot4(q, k) * (1/sqrt(head_dim)),
         m_p = max s, e = exp(s - m_p), l_p = lanes(e), o_p = fma chain of e * v in token order; parts are joined in
         order with c_p = exp(m_p - max m): l = fma(c_p, l_p, l), o = fma(c_p, o_p, o), both from 0;
         out = (o / l) * sigmoid(gate). Query head h uses kv head h // (heads / kv_heads).

@@ -15,9 +15,19 @@ import numpy as np
 from numba import njit, types
 
 from strata.kernels.check import check, require
-from strata.kernels.cpu.attention import DOT_HEADS, WEIGH_COLUMNS, WEIGH_HEADS, dots, weigh
+from strata.kernels.cpu.attention import (
+    DOT_HEADS,
+    LINE,
+    MOST_GROUPS,
+    SCORES,
+    WEIGH_COLUMNS,
+    groups_of,
+    interleave,
+    products,
+    weighted,
+)
 from strata.kernels.cpu.best import threshold
-from strata.kernels.cpu.lanes import get, lanes_dot, lanes_sum, peak, put
+from strata.kernels.cpu.lanes import get, lanes_sum, peak, put
 from strata.kernels.cpu.math import JIT, exp_f32, fma, select, sigmoid_f32, sqrt_f32
 from strata.kernels.cpu.norm import rms_row
 from strata.kernels.cpu.pages import check_pages, rotate, token_row
@@ -26,10 +36,8 @@ from strata.kernels.cpu.team import spread
 from strata.kernels.ops import ATTENTION_PART, F32, I32, AttentionPages, Norms, Rope
 
 SCRATCH_BYTES: Final = 32 << 20
-SCORED_BLOCKS: Final = 512
-"""Index blocks of a scoring task."""
-_STRIDE: Final = ATTENTION_PART + 16
-"""Floats between the scores of two heads: the last pair of an odd part writes one too many."""
+SCORED_BLOCKS: Final = ATTENTION_PART
+"""Index blocks that are scored at once: what SCORES has room for."""
 
 _ONE: Final = np.float32(1.0)
 _ZERO: Final = np.float32(0.0)
@@ -82,61 +90,76 @@ def _complete(size, position):
 
 @kernel
 def _prepare(i, arguments):
-    """Norm and rotate the queries of a row."""
+    """Norm, rotate and interleave the queries of a row."""
     size, (_, _, positions, q_gate, index_q), _, (norm_q, norm_index, cos, sin), (q, iq, _), _, _, _, eps = unpack(
         arguments, _ARGUMENTS
     )
-    row, d = size.first + i, size.head_dim
+    row, d, group = size.first + i, size.head_dim, size.heads // size.kv_heads
     position = np.int64(positions[row])
+    x = np.empty(max(size.head_dim, size.index_dim), np.float32)
     for head in range(size.heads):
-        at = (i * size.heads + head) * d
-        rms_row(q_gate, (row * size.heads + head) * 2 * d, norm_q, 0, q, at, d, eps)
-        rotate(q, at, cos, sin, size.half, position)
+        rms_row(q_gate, (row * size.heads + head) * 2 * d, norm_q, 0, x, 0, d, eps)
+        rotate(x, 0, cos, sin, size.half, position)
+        of_kv_head = (i * size.kv_heads + head // group) * groups_of(group) * DOT_HEADS * d
+        interleave(group, d, x, q, of_kv_head, head % group)
     if _complete(size, position):
         d = size.index_dim
         for head in range(size.index_heads):
-            at = (i * size.index_heads + head) * d
-            rms_row(index_q, (row * size.index_heads + head) * d, norm_index, 0, iq, at, d, eps)
-            rotate(iq, at, cos, sin, size.half, position)
+            rms_row(index_q, (row * size.index_heads + head) * d, norm_index, 0, x, 0, d, eps)
+            rotate(x, 0, cos, sin, size.half, position)
+            interleave(size.index_heads, d, x, iq, i * groups_of(size.index_heads) * DOT_HEADS * d, head)
 
 
-@njit("void(float32[::1], int64, int64, float32[::1], int64, int64, int64, float32, float32[::1], int64, int64)", **JIT)
-def _products(q, q_at, heads, keys, k0, k1, d, scale, out, at, stride):
-    """lanes(q * k) * scale of some heads with the keys at k0 and k1, to out[at + head * stride] and the one after."""
-    grouped = heads // DOT_HEADS * DOT_HEADS if d in (128, 256) else 0
-    for head in range(0, grouped, DOT_HEADS):
-        if d == 256:
-            dots(256, q, q_at + head * d, keys, k0, k1, scale, out, at + head * stride, stride)
-        else:
-            dots(128, q, q_at + head * d, keys, k0, k1, scale, out, at + head * stride, stride)
-    for head in range(grouped, heads):
-        put(out, at + head * stride, lanes_dot(q, q_at + head * d, keys, k0, d) * scale)
-        put(out, at + head * stride + 1, lanes_dot(q, q_at + head * d, keys, k1, d) * scale)
+@njit("int64(int64)", **JIT)
+def _rows_together(index_heads):
+    """Rows whose index queries are multiplied with a block at once."""
+    return max(MOST_GROUPS // groups_of(index_heads), 1)
+
+
+@njit(**JIT)
+def _scoring_tasks(size, rows):
+    return -(-rows // _rows_together(size.index_heads)) * -(-size.blocks // SCORED_BLOCKS)
+
+
+@njit("void(float32[::1], int64, int64, int64, float32[::1], int64)", **JIT)
+def _add_positive(dots_of_heads, at, heads, count, scores, to):
+    """scores[j] = sum over heads, ascending, of max(0, dot)."""
+    for j in range(count):
+        put(scores, to + j, _ZERO)
+    for head in range(heads):
+        for j in range(count):
+            x = get(dots_of_heads, at + head * SCORES + j)
+            put(scores, to + j, get(scores, to + j) + select(x > _ZERO, x, _ZERO))
 
 
 @kernel
 def _score(task, arguments):
-    """Scores of some index blocks for one row."""
+    """Scores of a range of index blocks for a few rows. Those of one slot that follow each other read it together.
+
+    What a row does not see is multiplied for the sake of the others, and left out of its scores.
+    """
     size, (tables, slots, positions, _, _), (_, _, block), _, (_, iq, scores), _, _, _, _ = unpack(
         arguments, _ARGUMENTS
     )
-    ranges = -(-size.blocks // SCORED_BLOCKS)
-    i, d, heads, r = task // ranges, size.index_dim, size.index_heads, size.r
-    row = size.first + i
-    end = _complete(size, np.int64(positions[row]))
-    sums = np.empty(2 * heads, np.float32)
-    begin = (task % ranges) * SCORED_BLOCKS
-    for j in range(begin, min(begin + SCORED_BLOCKS, end), 2):
-        other = min(j + 1, end - 1)
-        k0 = token_row(tables, slots[row], j * r) // r * d
-        k1 = token_row(tables, slots[row], other * r) // r * d
-        _products(iq, i * heads * d, heads, block, k0, k1, d, _ONE, sums, 0, 2)
-        a = b = _ZERO
-        for head in range(heads):
-            x, y = sums[2 * head], sums[2 * head + 1]
-            a, b = a + select(x > _ZERO, x, _ZERO), b + select(y > _ZERO, y, _ZERO)
-        scores[i * size.blocks + other] = b
-        scores[i * size.blocks + j] = a
+    ranges, together = -(-size.blocks // SCORED_BLOCKS), _rows_together(size.index_heads)
+    i, first, d, heads = task // ranges * together, task % ranges * SCORED_BLOCKS, size.index_dim, size.index_heads
+    stop, of_row = min(i + together, size.rows), groups_of(heads) * DOT_HEADS
+    listed, sums = np.empty(SCORED_BLOCKS, np.int32), np.empty(together * of_row * SCORES, np.float32)
+    while i < stop:
+        slot, after, most = slots[size.first + i], i, 0
+        while after < stop and slots[size.first + after] == slot:
+            most = max(most, _complete(size, np.int64(positions[size.first + after])))
+            after += 1
+        count = min(most - first, SCORED_BLOCKS)
+        if count > 0:
+            for j in range(count):
+                listed[j] = token_row(tables, slot, (first + j) * size.r) // size.r
+            groups = (after - i) * groups_of(heads)
+            products(groups, iq, i * of_row * d, d, listed, 0, count, block, 0, d, _ONE, sums, block, 0)
+        for row in range(i, after):
+            visible = min(_complete(size, np.int64(positions[size.first + row])) - first, SCORED_BLOCKS)
+            _add_positive(sums, (row - i) * of_row * SCORES, heads, visible, scores, row * size.blocks + first)
+        i = after
 
 
 @kernel
@@ -179,26 +202,18 @@ def _attend(task, arguments):
     d, group, token = size.head_dim, size.heads // size.kv_heads, size.kv_heads * size.head_dim
     first = i * size.heads + kv_head * group
     listed, scale = i * size.kept + part * ATTENTION_PART, _ONE / sqrt_f32(np.float32(d))
-    e = np.empty(group * _STRIDE, np.float32)
-    for t in range(0, count, 2):
-        k0 = np.int64(kept[listed + t]) * token + kv_head * d
-        k1 = np.int64(kept[listed + min(t + 1, count - 1)]) * token + kv_head * d
-        _products(q, first * d, group, k, k0, k1, d, scale, e, t, _STRIDE)
+    groups = groups_of(group)
+    e = np.empty(groups * DOT_HEADS * SCORES, np.float32)
+    q_at = (i * size.kv_heads + kv_head) * groups * DOT_HEADS * d
+    products(groups, q, q_at, d, kept, listed, count, k, kv_head * d, token, scale, e, v, kv_head * d)
     for head in range(group):
-        at, to = head * _STRIDE, (first + head) * size.parts + part
+        at, to = head * SCORES, (first + head) * size.parts + part
         peaks[to] = peak(e, at, count)
         for t in range(count):
             put(e, at + t, exp_f32(get(e, at + t) - peaks[to]))
         sums[to] = lanes_sum(e, at, count)
-    grouped, apart = group // WEIGH_HEADS * WEIGH_HEADS, size.parts * d
-    for column in range(0, d, WEIGH_COLUMNS):
-        v_at = kv_head * d + column
-        for head in range(0, grouped, WEIGH_HEADS):
-            to = ((first + head) * size.parts + part) * d + column
-            weigh(WEIGH_HEADS, e, head * _STRIDE, _STRIDE, kept, listed, count, v, v_at, token, values, to, apart)
-        for head in range(grouped, group):
-            to = ((first + head) * size.parts + part) * d + column
-            weigh(1, e, head * _STRIDE, _STRIDE, kept, listed, count, v, v_at, token, values, to, apart)
+    to = (first * size.parts + part) * d
+    weighted(group, d, e, kept, listed, count, v, kv_head * d, token, values, to, size.parts * d)
 
 
 @kernel
@@ -227,7 +242,7 @@ def _run(steps, size, rows, pages, weights, queries, parts, lists, out, eps, thr
     few, scoring, attending = threads
     arguments = pack((size, rows, pages, weights, queries, parts, lists, out, eps))
     spread(prepare, arguments, size.rows, few)
-    spread(score, arguments, size.rows * -(-size.blocks // SCORED_BLOCKS), scoring)
+    spread(score, arguments, _scoring_tasks(size, size.rows), scoring)
     spread(make_list, arguments, size.rows, few)
     spread(attend, arguments, size.rows * size.kv_heads * size.parts, attending)
     spread(join, arguments, size.rows, few)
@@ -247,7 +262,7 @@ def qsa_attend(
 ) -> F32:
     """q_gate (n, heads, 2, head_dim), index_q (n, index_heads, index_dim) -> gated outputs (n, heads * head_dim).
 
-    head_dim must be a multiple of WEIGH_COLUMNS.
+    head_dim must be a multiple of WEIGH_COLUMNS, index_dim of LINE.
     """
     size = check(
         q_gate=(q_gate, "n heads 2 head_dim", np.float32),
@@ -261,6 +276,10 @@ def qsa_attend(
     check_pages(pages, tables, slots, positions, rope, {name: size[name] for name in ("head_dim", "index_dim")})
     r, kv_heads = pages.r, pages.k.shape[2]
     require(d % WEIGH_COLUMNS == 0, f"q_gate must have a head_dim that is a multiple of {WEIGH_COLUMNS}, got {d}")
+    require(
+        size["index_dim"] % LINE == 0,
+        f"index_q must have an index_dim that is a multiple of {LINE}, got {size['index_dim']}",
+    )
     require(heads % kv_heads == 0, f"q_gate must have a multiple of {kv_heads} heads, got {heads}")
     require(budget >= max(r, 1), f"budget must be at least a block of {max(r, 1)} tokens, got {budget}")
     out = np.empty((n, heads * d), np.float32)
@@ -286,7 +305,8 @@ def _most_of_a_row(last: int, r: int, budget: int) -> tuple[int, int, int, int]:
 
 def _in_chunks(bound: _Sizes, n: int, rows: Any, cached: Any, weights: Any, out: F32, eps: float) -> None:
     """All steps for as many rows at a time as the scratch memory holds."""
-    of_query, of_index = bound.heads * bound.head_dim, bound.index_heads * bound.index_dim
+    of_query = bound.kv_heads * groups_of(bound.heads // bound.kv_heads) * DOT_HEADS * bound.head_dim
+    of_index = groups_of(bound.index_heads) * DOT_HEADS * bound.index_dim
     of_parts = bound.heads * bound.parts
     row_bytes = 4 * (of_query + of_index + bound.blocks + bound.kept + of_parts * (bound.head_dim + 2))
     at_once = min(n, max(1, SCRATCH_BYTES // row_bytes))
@@ -298,7 +318,7 @@ def _in_chunks(bound: _Sizes, n: int, rows: Any, cached: Any, weights: Any, out:
         read = now * bound.kept * bound.kv_heads * bound.head_dim
         threads = (
             threads_for(now, 4 * now * of_query),
-            threads_for(now * -(-bound.blocks // SCORED_BLOCKS), now * bound.blocks * bound.index_dim),
+            threads_for(_scoring_tasks(bound, now), now * bound.blocks * bound.index_dim),
             threads_for(now * bound.kv_heads * bound.parts, 2 * read),
         )
         size = bound._replace(first=first, rows=now)

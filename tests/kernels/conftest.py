@@ -121,6 +121,14 @@ class Written:
         return p[..., 0]
 
     @staticmethod
+    def dot4(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """dot4(a, b) over the last axis, a multiple of 4."""
+        c = np.zeros((*np.broadcast_shapes(a.shape, b.shape)[:-1], 4), np.float32)
+        for i in range(0, a.shape[-1], 4):
+            c = fma(a[..., i : i + 4], b[..., i : i + 4], c)
+        return (c[..., 0] + c[..., 1]) + (c[..., 2] + c[..., 3])
+
+    @staticmethod
     def rms(x: np.ndarray, w: np.ndarray, eps: float) -> np.ndarray:
         r = F(1) / np.sqrt(Written.lanes(x, x) / F(x.shape[-1]) + F(eps))
         return (x * r[..., None]) * w

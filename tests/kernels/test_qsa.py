@@ -85,7 +85,7 @@ def written_kept(layer, row, w):
     scores = np.zeros(complete, F)
     for j in range(complete):
         block = layer.pages.block[layer.tables[slot, j * r // PAGE], j * r % PAGE // r]
-        for x in np.maximum(w.lanes(iq, block[None]), F(0)):
+        for x in np.maximum(w.dot4(iq, block), F(0)):
             scores[j] = scores[j] + x
     blocks = np.sort(np.argsort(-scores, kind="stable")[: layer.budget // r])
     return [j * r + t for j in blocks for t in range(r)] + list(range(r * complete, p + 1))
@@ -100,7 +100,7 @@ def written_attend(layer, row, w):
     k, v = (a[page, at][:, kv] for a in (layer.pages.k, layer.pages.v))
     parts = []
     for i in range(0, len(kept), ATTENTION_PART):
-        s = w.lanes(q[None], k[i : i + ATTENTION_PART]) * (F(1) / np.sqrt(F(d)))
+        s = w.dot4(q, k[i : i + ATTENTION_PART]) * (F(1) / np.sqrt(F(d)))
         m = s.max(0)
         e, o = w.exp(s - m), np.zeros((heads, d), F)
         for t in range(len(e)):
@@ -118,6 +118,8 @@ SHAPES = [
     {"tokens": 150, "heads": 4, "kv_heads": 2, "d": 128, "index_heads": 4, "index_dim": 64, "slots": 2},
     {"tokens": 700, "heads": 8, "kv_heads": 1, "d": 256, "index_heads": 4, "index_dim": 128, "half": 32, "budget": 520},
     {"tokens": 300, "heads": 12, "kv_heads": 2, "d": 32, "r": 0},
+    {"tokens": 270, "heads": 40, "kv_heads": 2, "d": 32, "index_heads": 5, "index_dim": 48, "budget": 200},
+    {"tokens": 90, "heads": 1, "kv_heads": 1, "d": 96, "index_heads": 14, "half": 16, "budget": 12},
 ]
 
 
@@ -275,6 +277,7 @@ def test_store_refuses_what_does_not_fit_before_a_page_changes(change, named):
     ("shape", "change", "named"),
     [
         ({"d": 16}, {}, "multiple of 32, got 16"),
+        ({"index_dim": 40}, {}, "multiple of 16, got 40"),
         ({"heads": 3}, {}, "multiple of 2 heads, got 3"),
         ({}, {"budget": 3}, "budget must be at least a block of 4 tokens, got 3"),
         ({"half": 17}, {}, "rope must rotate at most 32 dims, got 34"),
