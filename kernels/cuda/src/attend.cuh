@@ -46,10 +46,10 @@ DEVICE float join_chains(const float (&c)[4]) { return (c[0] + c[1]) + (c[2] + c
 // Scores of one head and part to exponentials in shared memory, by one warp. Returns m_p and l_p.
 DEVICE float2 exponentials(const float* s, int count, float* e) {
     const int lane = threadIdx.x & 31;
-    float v[PART / 32], most = -INFINITY;
+    float v[PART / 32], most = -INFINITE;
 #pragma unroll
     for (int m = 0; m < PART / 32; m++) {
-        v[m] = lane + 32 * m < count ? s[lane + 32 * m] : -INFINITY;
+        v[m] = lane + 32 * m < count ? s[lane + 32 * m] : -INFINITE;
         most = fmaxf(most, v[m]);
     }
     most = warp_max(most);

@@ -85,7 +85,7 @@ KERNEL void __launch_bounds__(THREADS, 3)
 DEVICE void tops_of_heads(const float* s, long long stride, int count, float* tops) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
     for (int h = warp; h < HEADS; h += warps) {
-        float top = -INFINITY;
+        float top = -INFINITE;
         for (int t = lane; t < count; t += 32) top = fmaxf(top, s[h * stride + t]);
         top = warp_max(top);
         if (lane == 0) tops[h] = top;

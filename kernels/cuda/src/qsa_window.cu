@@ -127,7 +127,7 @@ KERNEL void __launch_bounds__(THREADS)
     if (!last) return;
     __threadfence();
     for (int h = warp; h < group; h += WARPS) {
-        float top = -INFINITY, l = 0.0f, o = 0.0f;
+        float top = -INFINITE, l = 0.0f, o = 0.0f;
         for (int p = lane; p < parts; p += 32) top = fmaxf(top, __ldcg(own.peaks + p * group + h));
         top = warp_max(top);
 #pragma unroll 2

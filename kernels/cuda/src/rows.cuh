@@ -8,6 +8,8 @@ constexpr int LANES = 128;
 constexpr int PAGE = 64;
 constexpr unsigned ALL = 0xffffffffu;
 
+#define INFINITE __int_as_float(0x7f800000)  // NVRTC has no INFINITY
+
 // A run of rows of one sequence. Its state is read from row `slot` of the state arrays and written to row `to`.
 struct Segment {
     int slot, to, begin, end;

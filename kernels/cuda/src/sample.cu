@@ -33,7 +33,7 @@ struct Settings {
     DEVICE double penalised(double l, int count) const {
         const double once = l > 0.0 ? l / repeat : l * repeat;
         const double score = __dsub_rn(__dsub_rn(once, __dmul_rn(count, freq)), present);
-        return l == l ? score : INFINITY;
+        return l == l ? score : INFINITE;
     }
 };
 
@@ -110,7 +110,7 @@ KERNEL void __launch_bounds__(512)
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
         const int i = threadIdx.x + 512 * e;
-        score[e] = -INFINITY, first[e] = NONE;
+        score[e] = -INFINITE, first[e] = NONE;
         if (i >= n || ids[i] == NONE || (i && ids[i - 1] == ids[i])) continue;
         first[e] = ids[i];
         score[e] = s.penalised(logits[ids[i]], lower_bound(ids, n, ids[i] + 1) - i);
@@ -227,7 +227,7 @@ DEVICE int best_run(const u32* runs, int n, SelectMemory& m) {
 }
 
 // Whether the best word stands for a finite number.
-DEVICE bool is_finite(u32 word) { return word > ordered(-INFINITY) && word < ordered(INFINITY); }
+DEVICE bool is_finite(u32 word) { return word > ordered(-INFINITE) && word < ordered(INFINITE); }
 
 struct Candidates {
     double scores[2 * MOST], sorted[2 * MOST];
@@ -290,7 +290,7 @@ KERNEL void __launch_bounds__(1024)
         const int i = c.sorted_ids[tid];
         const u32 word = run_words[i];
         c.ids[tid] = word ? chosen_runs[i / RUN] * RUN + i % RUN : -1;
-        c.scores[tid] = word == ALL ? INFINITY : from_ordered(word);  // what is not a number comes first, and is refused
+        c.scores[tid] = word == ALL ? INFINITE : from_ordered(word);  // what is not a number comes first, and is refused
         if (penalises) c.ids[MOST + tid] = best_ids[row * MOST + tid], c.scores[MOST + tid] = best[row * MOST + tid];
     }
     __syncthreads();

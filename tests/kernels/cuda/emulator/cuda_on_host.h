@@ -18,6 +18,9 @@
 #include <utility>
 #include <vector>
 
+#undef INFINITY  // NVRTC has neither
+#undef NAN
+
 #define __CUDA_ARCH__ 800
 #define ON_HOST 1
 #define __global__ __attribute__((visibility("default")))
