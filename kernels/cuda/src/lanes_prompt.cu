@@ -83,16 +83,26 @@ KERNEL __launch_bounds__(THREADS, 1) void lanes_prompt(PARAMETER Arguments a) {
         x[c] = a.x + (long long)input * a.cols;
     }
     float p[R * C][4] = {};
-    for (int k = 4 * lane; k < a.cols; k += 128) {
-        float4 xs[C];
+    float4 xs[C], ws[R];  // of the next turn: loaded while this one is computed
+    auto load = [&](int k) {
 #pragma unroll
         for (int c = 0; c < C; c++) xs[c] = inputs4<VEC>(x[c], k, a.cols);
 #pragma unroll
-        for (int r = 0; r < R; r++) {
-            const float4 ws = weights4<TYPE, VEC>(w[r], k, a.cols);
+        for (int r = 0; r < R; r++) ws[r] = weights4<TYPE, VEC>(w[r], k, a.cols);
+    };
+    if (4 * lane < a.cols) load(4 * lane);
+#pragma unroll 1
+    for (int k = 4 * lane; k < a.cols; k += 128) {
+        float4 x_now[C], w_now[R];
 #pragma unroll
-            for (int c = 0; c < C; c++) add_products<VEC>(p[r * C + c], ws, xs[c], a.cols - k);
-        }
+        for (int c = 0; c < C; c++) x_now[c] = xs[c];
+#pragma unroll
+        for (int r = 0; r < R; r++) w_now[r] = ws[r];
+        if (k + 128 < a.cols) load(k + 128);
+#pragma unroll
+        for (int r = 0; r < R; r++)
+#pragma unroll
+            for (int c = 0; c < C; c++) add_products<VEC>(p[r * C + c], w_now[r], x_now[c], a.cols - k);
     }
     __syncwarp();
     float y = fold_all(p, lane);

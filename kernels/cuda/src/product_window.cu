@@ -225,7 +225,7 @@ DEVICE void chunk_terms(float (&terms)[GROUPS][PART], const u8* p0, const u8* p1
                         int chunk, int t, int spans) {
 #pragma unroll
     for (int s = 0; s < 8; s++) {
-        if (F::BLOCK < 256 && s >= spans) continue;
+        if (F::BLOCK < 256 && s == 4 && spans <= 4) break;  // what lies past a short chunk is computed and not added
         u32 c[4];
         span_codes(c, p0, p1, s, t, grid);
 #pragma unroll
@@ -250,20 +250,19 @@ DEVICE void chunk_terms(float (&terms)[GROUPS][PART], const u8* p0, const u8* p1
 DEVICE void chunk_terms_of_one(float* terms, const u8* p0, const u8* p1, Grid grid, const Columns& columns, int chunk,
                                int t, int spans) {
     enum { OWN = GROUPS / 4 };
-    float mine[ROWS / 8][OWN * (1 + F::OFFSET)];  // stored at the end: a store between loads would make them again
+    float mine[ROWS / 8][OWN * (1 + F::OFFSET)] = {};  // stored at the end: a store between loads would make them again
 #pragma unroll
     for (int q = 0; q < OWN; q++) {
+        if (F::BLOCK < 256 && q == OWN / 2 && spans <= 4) break;
         if (F::GROUP == 16 && q == OWN / 2) __syncwarp();  // keeps the loads of the upper half here: registers
         int sums[4][2];
 #pragma unroll
         for (int i = 0; i < 4 / PER_SPAN; i++) {
             const int s = 4 / PER_SPAN * q + i;
-            int sum[PER_SPAN][4] = {};
-            if (F::BLOCK == 256 || s < spans) {
-                u32 c[4];
-                span_codes(c, p0, p1, s, t, grid);
-                span_sums(sum, c, columns.input[0] + 256 * chunk + 32 * s);
-            }
+            u32 c[4];
+            int sum[PER_SPAN][4];
+            span_codes(c, p0, p1, s, t, grid);
+            span_sums(sum, c, columns.input[0] + 256 * chunk + 32 * s);
 #pragma unroll
             for (int k = 0; k < PER_SPAN; k++) sums[i * PER_SPAN + k][0] = sum[k][0], sums[i * PER_SPAN + k][1] = sum[k][2];
         }
@@ -468,7 +467,7 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
         const u8* p0 = from + ((low + chunk * CHUNK_BYTES) & 15);
         const u8* p1 = from + 8 * PITCH + ((high + chunk * CHUNK_BYTES) & 15);
         const int spans = min(8, a.cols / 32 - 8 * chunk);
-        float terms[GROUPS][PART], d[LINES][8];
+        float terms[GROUPS][PART] = {}, d[LINES][8];
         float4 row_terms[ROWS / 8][(TERMS - 4) / 4];
         if (ONE) {
             chunk_terms_of_one(my_terms, p0, p1, grid, columns, chunk, t, spans);
@@ -497,8 +496,13 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
         } else if (a.ring > 1) {
             take_sums(acc, mail + warp, &boxes[warp], taken++, lane);
         }
-        if (ONE) add_terms_of_one(acc, row_terms, d, spans);
-        else add_terms(acc, terms, d, p0, p1, columns, chunk, spans);
+        if (ONE) {
+            if (F::BLOCK == 256 || spans == 8) add_terms_of_one(acc, row_terms, d, 8);
+            else add_terms_of_one(acc, row_terms, d, spans);
+        } else {
+            if (F::BLOCK == 256 || spans == 8) add_terms(acc, terms, d, p0, p1, columns, chunk, 8);
+            else add_terms(acc, terms, d, p0, p1, columns, chunk, spans);
+        }
         if (chunk + 1 < chunks) {
             if (a.ring > 1) hand_sums(acc, mail + next, &boxes[next], handed++, lane);
         } else {
