@@ -62,6 +62,7 @@ lint: $(VENV)/.dev
 
 docs: $(VENV)/.base
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/distances.py
 	$(BIN)/strata-bench page
 
 format: $(VENV)/.dev
