@@ -1,6 +1,7 @@
 """NVRTC through ctypes, from the wheel nvidia-cuda-nvrtc: compiles for any card without one, and without CuPy.
 
-compile_cubin(text, arch)   machine code for sm_<arch> and what the assembler says of each kernel
+compile_cubin(text, arch)              bytes of machine code for sm_<arch>, and what the assembler says of each kernel
+usage(arch, source, constants)         the same of a source of kernels/cuda, as rows of a report
 
 Errors   CompileError with the compiler's log; ImportError when the wheel is not installed
 Cost     half a second to a few seconds a source and architecture
@@ -14,8 +15,9 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from strata.kernels.cuda.compile import OPTIONS
+from strata.kernels.cuda.compile import OPTIONS, Constants, source_text
 
 
 class CompileError(RuntimeError):
@@ -67,6 +69,23 @@ def compile_cubin(text: str, arch: int) -> tuple[int, list[Usage]]:
         return size.value, _usages(log)
     finally:
         lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def usage(arch: int, source: str, constants: Constants) -> list[dict[str, Any]]:
+    """A row for each kernel of a source. Raises CompileError."""
+    size, usages = compile_cubin(source_text(source, **constants), arch)
+    common = {"arch": arch, "source": source, "constants": constants, "code_bytes": size}
+    return [
+        common
+        | {
+            "kernel": u.entry,
+            "registers": u.registers,
+            "spill_bytes": u.spill,
+            "stack_bytes": u.stack,
+            "shared_bytes": u.shared,
+        }
+        for u in usages
+    ]
 
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'(.*?)Used (\d+) registers([^\n]*)", re.DOTALL)

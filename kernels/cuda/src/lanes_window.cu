@@ -56,7 +56,7 @@ DEVICE void row_sums(float (&out)[INPUTS], const u8* row, const float* const (&x
     for (int c = 0; c < INPUTS; c++) out[c] = fold_lanes(make_float4(p[c][0], p[c][1], p[c][2], p[c][3]));
 }
 
-KERNEL __launch_bounds__(32 * WARPS) void lanes_window(PARAMETER Arguments a) {
+KERNEL __launch_bounds__(32 * WARPS, 1) void lanes_window(PARAMETER Arguments a) {
     extern __shared__ __align__(16) int shared[];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, pairs = a.n * a.used;
     const long long row_bytes = (long long)a.cols * TYPE::BYTES;

@@ -1,0 +1,76 @@
+"""Sources of the products with the constants they are compiled with: what a check without a card compiles.
+
+CARDS                     a card of each architecture: what its kernels may ask for
+products(card, types)     (source, constants) of every kernel, for the tensor types named; fewer modes of the products
+                          and sizes of windows when asked
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from strata.kernels.cuda import plans
+from strata.kernels.cuda.card import Card
+from strata.kernels.cuda.compile import Constants
+from strata.kernels.cuda.plans import DENSE, DOWN, GATE_UP, PAIRS
+from strata.kernels.cuda.product import lanes_constants
+from strata.kernels.formats import BY_NAME, TensorType
+
+_KIB: Final = 1 << 10
+CARDS: Final = {
+    75: Card(75, 40, 64 * _KIB, 64 * _KIB),
+    80: Card(80, 108, 163 * _KIB, 164 * _KIB),
+    86: Card(86, 84, 99 * _KIB, 100 * _KIB),
+    89: Card(89, 128, 99 * _KIB, 100 * _KIB),
+    90: Card(90, 132, 227 * _KIB, 228 * _KIB),
+    120: Card(120, 170, 99 * _KIB, 100 * _KIB),
+}
+
+QUANTISED: Final = tuple(t.name for t in BY_NAME.values() if not t.is_float)
+FLOATS: Final = tuple(t.name for t in BY_NAME.values() if t.is_float)
+REPRESENTATIVE: Final = ("Q6_K", "BF16")
+"""Types that take every path of the sources but the unpacking of the others."""
+
+
+MODES: Final = (DENSE, GATE_UP, DOWN, PAIRS)
+WINDOWS: Final = (1, 2, 9)
+"""Rows of a window: one of each kind of kernel."""
+
+
+def products(
+    card: Card, types: Sequence[str], modes: Sequence[str] = MODES, windows: Sequence[int] = WINDOWS
+) -> Iterator[tuple[str, Constants]]:
+    """Every source of the products for these types: windows, prompts, rows as float32."""
+    for kind in (BY_NAME[name] for name in types):
+        if kind.is_float:
+            yield from _floats(kind, modes)
+        else:
+            yield from _blocks(card, kind, modes, windows)
+    for order in ("NATIVE", "EIGHT", "EVEN_ODD"):
+        yield "quantize.cu", {"INPUT_ORDER": order, "SUMS": 16 if order == "NATIVE" else 0}
+    for name in ("group_rows", "join_pairs", "gate_times_up"):
+        yield f"{name}.cu", {}
+
+
+def _blocks(
+    card: Card, kind: TensorType, modes: Sequence[str], windows: Sequence[int]
+) -> Iterator[tuple[str, Constants]]:
+    for mode in modes:
+        for n in windows:
+            used = 0 if mode == DENSE else 2
+            plan = plans.window_plan(card, kind, mode, (512,), 256, n, used)
+            yield "product_window.cu", plan.constants(kind, mode)
+        if mode != DOWN:
+            yield "product_prompt.cu", plans.prompt_plan(card, kind).constants(kind, mode)
+    yield "dequantize.cu", {"TYPE": kind.name}
+
+
+def _floats(kind: TensorType, modes: Sequence[str]) -> Iterator[tuple[str, Constants]]:
+    for mode in modes:
+        for cols in (256, 257):
+            for n in (1, 8):
+                yield "lanes_window.cu", lanes_constants(kind, cols, mode, n)
+            if mode != DOWN:
+                yield "lanes_prompt.cu", {"TYPE": kind.name, "MODE": mode, "VEC": 4 if cols == 256 else 1}
+    yield "float_rows.cu", {"TYPE": kind.name}

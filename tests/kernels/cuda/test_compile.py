@@ -1,0 +1,81 @@
+"""Every kernel compiles for every architecture, without a card; what it uses is written to build/cuda-report.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strata.kernels.cuda.compile import SOURCES, Constants
+from strata.kernels.cuda.nvrtc import usage
+from strata.kernels.cuda.plans import DENSE, GATE_UP
+from strata.kernels.cuda.product_variants import CARDS, FLOATS, MODES, QUANTISED, REPRESENTATIVE, products
+from strata.kernels.cuda.variants import operations
+
+REPORT = Path(__file__).resolve().parents[3] / "build" / "cuda-report.json"
+
+SPILLS = {
+    "product_prompt": "128 registers a thread for 16 warps: addresses that are used once a step of 128 columns",
+    "product_window": "16 groups of 16 rows and columns at 128 registers: addresses that are used once a chunk",
+    "lanes_prompt": "sm_120 only: 128 sums, 48 loads under way and their addresses at 255 registers",
+    "lanes_window": "sm_120 only: addresses of 8 activation rows, used once a weight row",
+    "qsa_keys": "a few words at the registers that its block leaves, outside the loop over tokens",
+    "qsa_keys_row": "a few words at the registers that its block leaves, outside the loop over tokens",
+    "qsa_score": "a few words at the registers that its block leaves, outside the loop over blocks",
+    "qsa_score_tile": "sm_75 only: a few words at the registers that two blocks a multiprocessor leave",
+    "sample_pick": "a block of 1,024 threads has 64 registers a thread; it runs once a sampled token",
+}
+"""Kernels that keep registers in memory, and why they may."""
+
+Job = tuple[int, str, Constants]
+
+
+def compile_all(jobs: Iterable[Job], report: Path) -> list[dict[str, Any]]:
+    """Compile every job, in two processes since the compiler works on one at a time, and write what the kernels use."""
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        found = pool.map(usage, *zip(*jobs, strict=True), chunksize=4)
+        rows = [row for rows in found for row in rows]
+    report.parent.mkdir(exist_ok=True)
+    report.write_text(json.dumps(rows, indent=1) + "\n")
+    return rows
+
+
+def unexplained(rows: list[dict[str, Any]]) -> list[str]:
+    """Kernels that spill and are not in SPILLS."""
+    return [
+        f"{r['kernel']} {r['constants']} for sm_{r['arch']}: {r['spill_bytes']} bytes"
+        for r in rows
+        if r["spill_bytes"] and r["kernel"] not in SPILLS
+    ]
+
+
+def once_each(jobs: Iterable[tuple[str, Constants]]) -> Iterable[tuple[str, Constants]]:
+    """Each set of constants once."""
+    return {(source, tuple(sorted(constants.items()))): (source, constants) for source, constants in jobs}.values()
+
+
+def test_every_kernel_compiles_for_every_architecture_and_spills_only_where_it_says_why():
+    jobs: list[Job] = []
+    for arch, card in CARDS.items():
+        modes = MODES if arch == 90 else (DENSE, GATE_UP)
+        jobs += [(arch, *job) for job in once_each(products(card, REPRESENTATIVE, modes))]
+        if arch in (75, 90):
+            jobs += [(arch, *job) for job in once_each(operations())]
+    types = [name for name in QUANTISED if name not in REPRESENTATIVE]
+    jobs += [(90, *job) for job in once_each(products(CARDS[90], types, (DENSE,), (1, 2)))]
+    rows = compile_all(jobs, REPORT)
+    assert {r["source"] for r in rows} == {f.name for f in SOURCES.glob("*.cu")}, "a source is compiled by no check"
+    assert not unexplained(rows)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("arch", CARDS)
+def test_every_kernel_of_every_type_compiles(arch: int):
+    jobs = once_each([*products(CARDS[arch], (*QUANTISED, *FLOATS)), *operations()])
+    rows = compile_all([(arch, *job) for job in jobs], REPORT.with_name(f"cuda-report-sm_{arch}.json"))
+    assert not unexplained(rows)
