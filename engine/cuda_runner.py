@@ -4,7 +4,6 @@ Reads    chunks of up to 8,192 rows, the last few tokens as a window
 Windows  a token is a captured graph with sampling inside. When its id is asked for, the next window is started on it
          first, so the card does not wait for the host. What the host then decides against (an end token, a stop) leaves
          no trace: a window counts when its token is fed
-Memory   weights, state, workspace, in this order; the n-gram table lies in VRAM, or in RAM where VRAM does not hold it
 Errors   Refused before READY, with the flag that helps; DeviceError afterwards
 Cost     `costs` says what the host takes for a window
 """
@@ -15,32 +14,19 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
-from strata.engine.device.arena import MIB, shown
+from strata.engine.device.arena import MIB
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.device.driver import Array, Driver
-from strata.engine.device.meter import Meter
-from strata.engine.log import log
-from strata.engine.model import MAX_ROWS, Model, Rows
-from strata.engine.model.model import bind
-from strata.engine.model.window import Draw, Layout, Ticket, Windows
+from strata.engine.model import Rows
+from strata.engine.model.resident import AUTO_CHUNKS, WINDOW_ROWS, Resident
+from strata.engine.model.window import Draw, Ticket
 from strata.engine.options import Options, Refused
 from strata.engine.pack import Pack
 from strata.engine.state.pages import AccountsError, OutOfPages
-from strata.engine.state.slots import StatePool
 from strata.kernels.cuda.compile import DeviceError
-from strata.kernels.cuda.sample import MAX_RECENT
 from strata.kernels.ops import I32, Sampling
 from strata.protocol.lines import InfoValue
 
-WINDOW_ROWS: Final = 8
-RESERVE: Final = 512 * MIB
-"""VRAM that stays free: the driver's share of graphs and kernels, and the desktop."""
-TABLE_ROOM: Final = 3 << 30
-"""VRAM that must remain for the workspace when `--ple-io auto` puts the n-gram table into VRAM."""
-AUTO_CHUNKS: Final = (8192, 4096, 2048, 1024, 512, 256, 128, 64, 32)
-"""Chunks that `--prefill auto` tries; the largest that fits wins."""
 _SLOT: Final = 0
 
 
@@ -86,97 +72,47 @@ class CudaRunner:
         self._draw: Draw | None = None  # how the windows at hand sample
         self._next = -1  # the position whose token would continue them
         self._token = -1  # that token
+        chunk = min(options.prefill, options.max_context)
         try:
             self._device = CudaDevice(options.vram_limit_mib, driver)
-            try:
-                self._start(pack, options)
-            except BaseException:
-                self._device.close()
-                raise
+            self._resident = Resident(
+                pack,
+                self._device,
+                max_context=options.max_context,
+                kv=options.kv,
+                table=options.ple_io,
+                chunks=[chunk] if chunk else AUTO_CHUNKS,
+            )
         except DeviceError as error:
             raise Refused(f"--device cuda: {error}") from None
-
-    # --------------------------------------------------------------------------------------------------------- start
-
-    def _start(self, pack: Pack, options: Options) -> None:
-        device, memory = self._device, self._device.memory()
-        log(f"{device.name}: {shown(memory.free)} of {shown(memory.total)} free")
-        meter = Meter(device.sides)
-        bind(pack, meter, options.max_context)
-        StatePool(pack.spec, 1, options.max_context, kv=options.kv, memory=meter)
-        device.table_in_ram = _table_in_ram(options.ple_io, meter, memory.free)
-        if meter.table_bytes:
-            where = "RAM, read over PCIe" if device.table_in_ram else "VRAM"
-            log(f"n-gram table: {shown(meter.table_bytes)} in {where}")
-        weights = meter.weights + (0 if device.table_in_ram else meter.table_bytes)
-        self._experts = meter.experts
-        device.open("weights", weights, "this engine needs all of them there: use a smaller file, or --ple-io ram")
-        device.open("state", meter.state, "use a smaller --max-context, or --kv fp16")
-        self._model = Model(pack, device, options.max_context)
-        self._state = self._model.new_state(1, options.kv)
-        self._windows = Windows(self._model, self._state, device, WINDOW_ROWS)
-        device.load()
-        self.chunk = self._fit(options)
-        self._windows.rehearse(self._one_row[0])
-        device.driver.synchronize()
-        device.loaded()
-
-    def _fit(self, options: Options) -> int:
-        """The largest chunk that there is a workspace for. Compiles what prompts need while the weights come."""
-        most = min(options.prefill or MAX_ROWS, options.max_context)
-        tried = [most, *(n for n in AUTO_CHUNKS if n < most and not options.prefill)]
-        for chunk in tried:
-            self._state.reserve(_SLOT, chunk)
-            fits = self._device.fit(lambda n=chunk: self._largest(n), RESERVE)  # type: ignore[misc]
-            self._state.reset(_SLOT)
-            if fits:
-                log(f"prompt chunk {chunk}: {shown(self._device.workspace_bytes)} of workspace")
-                return chunk
-        raise DeviceError(
-            f"the workspace of a prompt chunk of {tried[-1]} does not fit: {shown(self._device.memory().free)} are "
-            f"free, {shown(RESERVE)} of them stay free; use a smaller --max-context or --prefill, or a smaller file"
-        )
-
-    def _largest(self, chunk: int) -> None:
-        """The passes that need the most workspace."""
-        rows = Rows.of([(_SLOT, 0, np.zeros(chunk, np.int32))])
-        self._device.expect(None)
-        self._model.compute(self._state.located(rows).placed(self._device), self._state, np.array([chunk - 1]))
-        self._windows.rehearse(Layout(WINDOW_ROWS, WINDOW_ROWS, WINDOW_ROWS, MAX_RECENT))
-
-    @property
-    def _one_row(self) -> tuple[Layout, ...]:
-        """Layouts of a decode window without penalties: near the beginning and anywhere."""
-        row = Rows.of([(_SLOT, 0, [0])])
-        near = self._windows.layout(row, 1)
-        return tuple({near, Layout(1, 1, 1)})
+        self.chunk = self._resident.chunk
+        self._model = self._resident.model
+        self._state = self._resident.state
+        self._windows = self._resident.windows
 
     def warm(self) -> None:
         """Capture what every request uses; from then on nothing allocates."""
-        self._state.reserve(_SLOT, 1)
-        for layout in self._one_row:
-            self._windows.prepare(layout)
-        self._device.driver.synchronize()
-        self.reset()
-        self._device.seal()
-        log(f"{shown(self._device.memory().free)} of VRAM stay free")
+        self._resident.warm()
 
     @property
     def where(self) -> str:
+        """For the log."""
         return self._device.name
 
     @property
     def costs(self) -> str:
+        """A line for --stats."""
         return str(self.cost)
 
     def info(self) -> dict[str, InfoValue]:
         """What INFO says of the card."""
+        spec, experts = self._model.spec, self._resident.expert_bytes // MIB
         return {
             "vram_free_mib": self._device.memory().free // MIB,
-            "expert_slots": self._model.spec.layers * self._model.spec.experts,
-            "expert_slots_primary": self._model.spec.layers * self._model.spec.experts,
-            "expert_cache_mib": self._experts // MIB,
-            "expert_cache_primary_mib": self._experts // MIB,
+            "expert_slots": spec.layers * spec.experts,
+            "expert_slots_primary": spec.layers * spec.experts,
+            "expert_cache_mib": experts,
+            "expert_cache_primary_mib": experts,
             "window_rows": WINDOW_ROWS,
             "prefill_chunk": self.chunk,
             "gpu": "_".join(self._device.name.split()),
@@ -253,10 +189,3 @@ class CudaRunner:
         self._state.check()
         if self._state.length(_SLOT) != n_held:
             raise AccountsError(f"the state holds {self._state.length(_SLOT)} tokens, the schedule counts {n_held}")
-
-
-def _table_in_ram(choice: str, meter: Meter, free: int) -> bool:
-    """Whether the n-gram table goes to RAM. `auto`: when VRAM would be too tight with it."""
-    if choice != "auto":
-        return choice == "ram"
-    return meter.weights + meter.state + meter.table_bytes + TABLE_ROOM + RESERVE > free

@@ -9,8 +9,8 @@ penalties look at, and a bound of the positions. Everything else lies in fixed b
 first use of a layout runs it as it is, which loads its kernels, and captures it; later ones replay the graph. Both give
 the same bits.
 
-A window writes the recurrent state beside the one it reads, and keys and values behind those that count. So one may be
-started before anybody knows whether it is wanted: it counts when `StatePool.advance` says so.
+A window writes the recurrent state beside the one it reads, and keys and values behind those that count. So one, and
+no more, may be started before anybody knows whether it is wanted: it counts when `StatePool.advance` says so.
 
 Errors   ValueError for more rows than a window has; DeviceError of the card
 Cost     a start copies some hundred bytes to the card; a step is one launch. Host work of both: tens of microseconds

@@ -1,0 +1,133 @@
+"""A model with everything in one card's memory: weights, state, windows, a workspace, in this order.
+
+    resident = Resident(pack, device, max_context=32768, n_slots=1)
+    resident.model.forward(...)   resident.windows.start(...)
+
+Memory   arenas of just what the model and its state take; the n-gram table in VRAM, or in RAM that the card reads; the
+         workspace of the largest prompt chunk that fits
+Errors   DeviceError with the flag that helps
+Cost     weights come at the speed of a few threads, while the passes that measure the workspace compile the kernels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from strata.engine.device.arena import MIB, shown
+from strata.engine.device.cuda import CudaDevice
+from strata.engine.device.meter import Meter
+from strata.engine.log import log
+from strata.engine.model.model import Model, bind
+from strata.engine.model.rows import Rows
+from strata.engine.model.window import Layout, Windows
+from strata.engine.pack import Pack
+from strata.engine.state.slots import StatePool
+from strata.kernels.cuda.compile import DeviceError
+from strata.kernels.cuda.sample import MAX_RECENT
+
+WINDOW_ROWS: Final = 8
+RESERVE: Final = 512 * MIB
+"""VRAM that stays free: the driver's share of graphs and kernels, and the desktop."""
+TABLE_ROOM: Final = 3 << 30
+"""VRAM that must remain for the workspace when `auto` puts the n-gram table into VRAM."""
+AUTO_CHUNKS: Final = (8192, 4096, 2048, 1024, 512, 256, 128, 64, 32)
+"""Prompt chunks that are tried; the largest that fits wins."""
+
+
+class Resident:
+    """`model`, `state` and `windows` on `device`; `chunk`: most rows of a pass; `expert_bytes`: of all experts.
+
+    table     where the n-gram table goes: vram, ram, auto
+    chunks    prompt chunks to try, largest first; none of them longer than the context
+    logits    rows of a pass whose logits are wanted, at most
+    """
+
+    def __init__(
+        self,
+        pack: Pack,
+        device: CudaDevice,
+        *,
+        max_context: int,
+        n_slots: int = 1,
+        kv: str = "fp32",
+        table: str = "auto",
+        chunks: Sequence[int] = AUTO_CHUNKS,
+        logits: int = 1,
+        reserve: int = RESERVE,
+    ) -> None:
+        self.device = device
+        meter = Meter(device.sides)
+        bind(pack, meter, max_context)
+        StatePool(pack.spec, n_slots, max_context, kv=kv, memory=meter)
+        self.expert_bytes = meter.experts
+        self._open_arenas(meter, table)
+        self.model = Model(pack, device, max_context)
+        self.state = self.model.new_state(n_slots, kv)
+        self.windows = Windows(self.model, self.state, device, WINDOW_ROWS)
+        device.load()
+        try:
+            self.chunk = self._fit([n for n in chunks if n <= max_context] or [max_context], logits, reserve)
+            self._rehearse(self.one_row[0])
+            device.driver.synchronize()
+            device.loaded()
+        except BaseException:
+            device.close()
+            raise
+
+    def _open_arenas(self, meter: Meter, table: str) -> None:
+        device, memory = self.device, self.device.memory()
+        log(f"{device.name}: {shown(memory.free)} of {shown(memory.total)} free")
+        everything = meter.weights + meter.table_bytes + meter.state + TABLE_ROOM + RESERVE
+        device.table_in_ram = table == "ram" or (table == "auto" and everything > memory.free)
+        if meter.table_bytes:
+            where = "RAM, read over PCIe" if device.table_in_ram else "VRAM"
+            log(f"n-gram table: {shown(meter.table_bytes)} in {where}")
+        weights = meter.weights + (0 if device.table_in_ram else meter.table_bytes)
+        device.open("weights", weights, "this engine needs all of them there: use a smaller file, or --ple-io ram")
+        device.open("state", meter.state, "use a smaller --max-context, or --kv fp16")
+
+    @property
+    def one_row(self) -> tuple[Layout, ...]:
+        """Layouts of a decode window of one sequence without penalties: near the beginning, and anywhere."""
+        near = self.windows.layout(Rows.of([(0, 0, [0])]), 1)
+        return tuple(dict.fromkeys([near, Layout(1, 1, 1)]))
+
+    def warm(self) -> None:
+        """Capture what every request uses; from then on nothing allocates."""
+        self.state.reserve(0, 1)
+        for layout in self.one_row:
+            self.windows.prepare(layout)
+        self.device.driver.synchronize()
+        self.state.reset(0)
+        self.device.seal()
+        log(f"{shown(self.device.memory().free)} of VRAM stay free")
+
+    def _fit(self, chunks: Sequence[int], logits: int, reserve: int) -> int:
+        """The largest chunk that there is a workspace for."""
+        for chunk in chunks:
+            self.state.reserve(0, chunk)
+            fits = self.device.fit(lambda n=chunk: self._largest(n, min(n, logits)), reserve)  # type: ignore[misc]
+            self.state.reset(0)
+            if fits:
+                log(f"prompt chunk {chunk}: {shown(self.device.workspace_bytes)} of workspace")
+                return chunk
+        raise DeviceError(
+            f"the workspace of a prompt chunk of {chunks[-1]} does not fit: {shown(self.device.memory().free)} are "
+            f"free, {shown(reserve)} of them stay free; use a smaller --max-context or --prefill, or a smaller file"
+        )
+
+    def _largest(self, chunk: int, logits: int) -> None:
+        """The passes that need the most workspace."""
+        rows = Rows.of([(0, 0, np.zeros(chunk, np.int32))])
+        self.device.expect(None)
+        wanted = np.arange(chunk - logits, chunk)
+        self.model.compute(self.state.located(rows).placed(self.device), self.state, wanted)
+        self.windows.rehearse(Layout(WINDOW_ROWS, WINDOW_ROWS, WINDOW_ROWS, MAX_RECENT))
+
+    def _rehearse(self, layout: Layout) -> None:
+        self.state.reserve(0, 1)
+        self.windows.rehearse(layout)
+        self.state.reset(0)

@@ -1,0 +1,172 @@
+"""Requests on a card: the texts of the host, stops and sessions as on the host, memory that is refused at start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from strata.engine.cuda_runner import CudaRunner
+from strata.engine.model.resident import RESERVE
+from strata.engine.options import Options, Refused
+from strata.engine.pack import open_pack
+from strata.engine.runner import ModelRunner
+from strata.engine.schedule.live import SoloPath
+from strata.engine.schedule.solo import Request
+from strata.kernels.ops import Sampling
+from strata.protocol.lines import Done, Resume, Token
+
+PACK, CONTEXT, CHUNK, END = "odd-q8_0", 52, 18, 1000
+OPTIONS = Options(pack="", max_context=CONTEXT, prefill=CHUNK, verify_accounts=True)
+DRAWN = Sampling(temperature=1.0, seed=5)
+PENALISED = Sampling(temperature=0.8, seed=7, penalty_repeat=1.3, penalty_present=0.5)
+
+
+@pytest.fixture(scope="module")
+def pack(packs):
+    return open_pack(packs[PACK])
+
+
+@pytest.fixture(scope="module")
+def host(pack):
+    return ModelRunner(pack, OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def runner(cards, pack):
+    made = CudaRunner(pack, replace_options(device="cuda"), cards.driver())
+    made.warm()
+    return made
+
+
+def replace_options(**changes: object) -> Options:
+    return msgspec.structs.replace(OPTIONS, **changes)
+
+
+def ids(n: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 900, n).astype(np.int32)
+
+
+def run(runner, requests, stop_after: int = 0) -> list[tuple]:
+    """Requests through one solo path: (tokens, reused, finish). A stop comes for the first after so many tokens."""
+    path = SoloPath(runner, chunk=CHUNK, reuse=True, end_ids={END}, verify=True)
+    results = []
+    for request in requests:
+        events = path.start(request)
+        while path.busy:
+            tokens = [event for event in events if isinstance(event, Token)]
+            events += path.step(bool(stop_after) and not results and len(tokens) >= stop_after)
+        tokens = [event.id for event in events if isinstance(event, Token)]
+        reused = next(event.reused for event in events if isinstance(event, Resume))
+        results.append((tokens, reused, events[-1].finish))
+        assert isinstance(events[-1], Done)
+    return results
+
+
+def test_texts_are_those_of_the_host_whatever_is_sampled_and_however_it_is_read(runner, host):
+    long = ids(CHUNK + 3)
+    requests = [
+        Request(long[:3], 3, Sampling()),
+        Request(long, 4, DRAWN),
+        Request(long[:6], 4, PENALISED, penalty_last_n=4),
+        Request(ids(5), 4, PENALISED, penalty_last_n=64),
+    ]
+    assert run(runner, requests) == run(host, requests)
+
+
+@pytest.mark.parametrize("stop_after", [1, 3])
+def test_a_stop_with_a_window_under_way_leaves_the_session_of_the_host(runner, host, stop_after):
+    first = Request(ids(4, 2), 20, DRAWN)
+    tokens = run(host, [first], stop_after)[0][0]
+    again = Request(np.concatenate([first.prompt, tokens, ids(2, 9)]).astype(np.int32), 2, Sampling())
+    got = run(runner, [first, again], stop_after)
+    assert got == run(host, [first, again], stop_after)
+    assert got[0][2] == "cancel" and got[1][1] == 4 + len(tokens) - 1
+
+
+def test_a_session_continues_after_its_end(runner, host):
+    first = Request(ids(3, 3), 3, DRAWN)
+
+    def turns(each):
+        ((tokens, _, _),) = run(each, [first])
+        following = np.concatenate([first.prompt, tokens, ids(3, 4)]).astype(np.int32)
+        other = np.concatenate([following[:5], ids(2, 5)]).astype(np.int32)
+        return run(each, [first, Request(following, 2, Sampling()), Request(other, 2, Sampling())])
+
+    got = turns(runner)
+    assert got == turns(host)
+    assert got[1][1] == 5, "all but the last token of the answer"
+
+
+def test_an_answer_runs_to_the_end_of_the_context(runner, host):
+    n = 2 * CHUNK + 5
+    request = Request(ids(n, 6), CONTEXT - n, Sampling())
+    tokens = run(runner, [request])[0][0]
+    assert len(tokens) == CONTEXT - n
+    assert run(host, [request])[0][0] == tokens
+
+
+def test_windows_are_started_ahead_and_the_host_is_told_what_it_took(runner):
+    runner.reset()
+    before = replace(runner.cost)
+    run(runner, [Request(ids(6, 7), 6, DRAWN)])
+    runner.reset()
+    cost = runner.cost
+    assert cost.ahead - before.ahead == 5 and cost.dropped - before.dropped == 1
+    assert cost.windows > before.windows and cost.seconds > before.seconds
+    assert "us a window" in runner.costs and "started ahead" in runner.costs
+
+
+def test_logits_of_another_position_are_refused(runner):
+    runner.reset()
+    logits = runner.feed(0, ids(3), True)
+    runner.sample(logits, ids(3), Sampling(), 3)
+    with pytest.raises(RuntimeError, match="the logits before position 9 are gone"):
+        runner.sample(logits, ids(3), Sampling(), 9)
+    runner.reset()
+    with pytest.raises(RuntimeError, match="are gone"):
+        runner.sample(logits, ids(3), Sampling(), 3)
+
+
+def test_info_tells_the_card(runner):
+    info = runner.info()
+    assert info["prefill_chunk"] == CHUNK == runner.chunk
+    assert info["window_rows"] == 8 and info["vram_free_mib"] > 0
+    assert info["expert_slots"] == 6 * 24 and " " not in info["gpu"]
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("total", "changes", "message"),
+    [
+        (
+            8 * MIB,
+            {},
+            r"the weights take 0.01 GiB .* are free; this engine needs all of them there: use a smaller file",
+        ),
+        (
+            0,
+            {"vram_limit_mib": 13, "max_context": 4096},
+            r"the state take .* within --vram-limit-mib 13; use a smaller",
+        ),
+        (
+            RESERVE,
+            {},
+            r"the workspace of a prompt chunk of 18 does not fit: .*; use a smaller --max-context or --prefill",
+        ),
+    ],
+    ids=["weights", "state", "workspace"],
+)
+def test_a_card_that_is_too_small_says_what_is_missing_and_what_helps(emulated_card, pack, total, changes, message):
+    with emulated_card.plugged_in() as card, pytest.raises(Refused, match="^--device cuda: " + message):
+        CudaRunner(pack, replace_options(device="cuda", **changes), card.driver(total or 4 << 30))
+
+
+def test_automatic_chunks_are_as_long_as_the_context_allows(emulated_card, pack):
+    with emulated_card.plugged_in() as card:
+        small = CudaRunner(pack, replace_options(device="cuda", prefill=0, max_context=40), card.driver())
+    assert small.chunk == 32
