@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strata.kernels.formats import Weight
-from strata.kernels.ops import Hyper, Kernels
+from strata.kernels.ops import AttentionPages, Hyper, Kernels, Norms, Rope
 
 Array = Any
 """An array on the device: NumPy on the host, CuPy on a card."""
@@ -107,6 +107,22 @@ class Device(StateMemory, Protocol):
 
     def mix(self, x: Array, hc: Hyper, eps: float, added: tuple[Array, Array] | None) -> tuple[Array, Array | None]:
         """`Kernels.hyper_add` of the (beta, y) that the block before left, when there is one; then `hyper_mix`."""
+
+    def attend(
+        self,
+        pages: AttentionPages,
+        where: tuple[Array, Array, Array],
+        stored: tuple[Array, Array, Array],
+        asked: tuple[Array, Array],
+        norms: Norms,
+        rope: Rope,
+        budget: int,
+        eps: float,
+    ) -> Array:
+        """`Kernels.qsa_store`, then `Kernels.qsa_attend`, of the same rows.
+
+        where: tables, slots, positions · stored: k, v, index_k · asked: q_gate, index_q
+        """
 
     def take(self, x: Array, rows: npt.NDArray[np.int64]) -> Array:
         """Rows of an array."""

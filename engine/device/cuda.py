@@ -30,7 +30,7 @@ from strata.engine.device.loading import Copy, Loading, flat
 from strata.kernels.cuda.backend import CudaKernels
 from strata.kernels.cuda.workspace import OutOfWorkspace, Workspace
 from strata.kernels.formats import Weight
-from strata.kernels.ops import Hyper
+from strata.kernels.ops import AttentionPages, Hyper, Norms, Rope
 
 STAGING: Final = 8
 """Small copies that may be under way at once."""
@@ -244,6 +244,19 @@ class CudaDevice:
         if added is None:
             return self.kernels.hyper_mix(x, hc, eps)
         return self.kernels.hyper_add_mix(x, *added, hc, eps)
+
+    def attend(
+        self,
+        pages: AttentionPages,
+        where: tuple[Array, Array, Array],
+        stored: tuple[Array, Array, Array],
+        asked: tuple[Array, Array],
+        norms: Norms,
+        rope: Rope,
+        budget: int,
+        eps: float,
+    ) -> Array:
+        return self.kernels.qsa(pages, *where, *stored, *asked, norms, rope, budget, eps)
 
     def take(self, x: Array, rows: npt.NDArray[np.int64]) -> Array:
         if len(rows) and (np.diff(rows) == 1).all():

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from strata.engine.device.base import Array, Memory
 from strata.kernels.formats import Weight
-from strata.kernels.ops import Hyper, Kernels
+from strata.kernels.ops import AttentionPages, Hyper, Kernels, Norms, Rope
 
 BACKENDS: Final = ("cpu", "reference")
 MEMINFO: Final = Path("/proc/meminfo")
@@ -109,6 +109,20 @@ class HostDevice(HostMemory):
         if added is not None:
             self.kernels.hyper_add(x, *added)
         return self.kernels.hyper_mix(x, hc, eps)
+
+    def attend(
+        self,
+        pages: AttentionPages,
+        where: tuple[Array, Array, Array],
+        stored: tuple[Array, Array, Array],
+        asked: tuple[Array, Array],
+        norms: Norms,
+        rope: Rope,
+        budget: int,
+        eps: float,
+    ) -> Array:
+        self.kernels.qsa_store(pages, *where, *stored, norms, rope, eps)
+        return self.kernels.qsa_attend(pages, *where, *asked, norms, rope, budget, eps)
 
     def take(self, x: Array, rows: npt.NDArray[np.int64]) -> Array:
         return x[rows]

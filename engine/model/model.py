@@ -114,6 +114,7 @@ def _bind_layers(pack: Pack, device: Device, max_context: int) -> list[Layer]:
             mixer = GdnBlock(kernels, bind.gdn(), ordinal, spec.eps)
         else:
             mixer = QsaBlock(
+                device=device,
                 kernels=kernels,
                 weights=bind.attention(),
                 ordinal=ordinal,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from strata.engine.device.base import Device
 from strata.engine.model.rows import Rows
 from strata.engine.model.weights import AttentionWeights
 from strata.engine.state.slots import StatePool
@@ -18,6 +19,7 @@ from strata.kernels.ops import F32, Kernels, Rope
 class QsaBlock:
     """`ordinal`: the layer's place among the attention layers, where its pages are found. `budget` in tokens."""
 
+    device: Device
     kernels: Kernels
     weights: AttentionWeights
     ordinal: int
@@ -31,11 +33,10 @@ class QsaBlock:
     def __call__(self, u: F32, rows: Rows, state: StatePool) -> F32:
         """u (n, H) -> (n, H); the rows' keys, values and index keys are in the pages afterwards."""
         w, n = self.weights, len(rows)
-        pages, tables = state.pages.layers[self.ordinal], state.pages.kernel_tables
-        where = (pages, tables, rows.slots, rows.positions)
+        pages, where = state.pages.layers[self.ordinal], (state.pages.kernel_tables, rows.slots, rows.positions)
         q_gate, k, v, index_q, index_k = self.kernels.linear(w.project, u)
         kv = (n, self.kv_heads, -1)
-        self.kernels.qsa_store(*where, k.reshape(kv), v.reshape(kv), index_k, w.norms, self.rope, self.eps)
-        q_gate, index_q = q_gate.reshape(n, self.heads, 2, -1), index_q.reshape(n, self.index_heads, -1)
-        y = self.kernels.qsa_attend(*where, q_gate, index_q, w.norms, self.rope, self.budget, self.eps)
+        stored = (k.reshape(kv), v.reshape(kv), index_k)
+        asked = (q_gate.reshape(n, self.heads, 2, -1), index_q.reshape(n, self.index_heads, -1))
+        y = self.device.attend(pages, where, stored, asked, w.norms, self.rope, self.budget, self.eps)
         return self.kernels.linear(w.out, y)[0]
