@@ -138,8 +138,8 @@ class _Part:
                 raise
             for rows in (slice(0, n // 2), slice(n // 2, n)):
                 pairs = slice(rows.start * self.used, rows.stop * self.used)
-                own = (a[rows] for a in (self.x, self.ids, self.weights, self.out))
-                part = _Part(self.workspace, *own, self.used, self.tuning)
+                x, ids, weights, out = (a[rows] for a in (self.x, self.ids, self.weights, self.out))
+                part = _Part(self.workspace, x, ids, weights, out, self.used, self.tuning)
                 part.window(gate, up, down, None if given is None else given[pairs])
             return
         with self.workspace.scratch():

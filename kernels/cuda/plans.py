@@ -83,6 +83,7 @@ class WindowPlan:
     input_pitch: int
     scale_pitch: int
     sum_pitch: int
+    term_pitch: int
     at_scales: int
     at_sums: int
     at_lists: int
@@ -154,14 +155,20 @@ def window_plan(
 
 MOST_RING: Final = 4
 TILES_OF_A_MULTIPROCESSOR: Final = 8
-"""Warps of a ring at most, and tiles times warps of a ring that keep a multiprocessor busy. Measured on an H200, one
-row of Q6_K, 16 warps a block: 10240 x 2560 (10 tiles a multiprocessor) 1,460 GB/s with rings of 1, 1,385 of 4, 1,302 of
-8; 2560 x 6144 (2.4 tiles) 720 of 1, 1,046 of 4, 762 of 8; 320 x 10240 (0.3 tiles) 99 of 1, 198 of 4, 195 of 8."""
+"""Of several rows: warps of a ring at most, and tiles times warps of a ring that keep a multiprocessor busy. On an
+H200, 8 rows of Q6_K: 10240 x 2560 (10 tiles a multiprocessor) 1,142 GB/s with rings of 1, 1,084 of 4; 2560 x 6144 (2.4
+tiles) 493 of 1, 651 of 4, 515 of 8."""
 
 
-def _ring(card: Card, tiles: int) -> int:
-    """Warps of a ring: the fewest that keep a multiprocessor's warps busy."""
+def _ring(card: Card, tiles: int, chunks: int, warps: int, one: bool) -> int:
+    """Warps of a ring. A single row: as many as leave every tile of a multiprocessor a ring of its own; several rows:
+    the fewest that keep its warps busy."""
     ring = 1
+    if one:
+        each = -(-tiles // card.multiprocessors)
+        while warps // (2 * ring) >= each and ring < chunks:
+            ring *= 2
+        return ring
     while ring < MOST_RING and tiles * ring < TILES_OF_A_MULTIPROCESSOR * card.multiprocessors:
         ring *= 2
     return ring
@@ -183,9 +190,10 @@ def _window_layout(
     eights, one = 1 if n <= 8 else 2, n == 1 and used <= 32
     own = 8 if mode == GATE_UP else rows  # rows of a matrix in a tile
     tiles = sum(-(-r // own) for r in matrix_rows)
+    chunks = -(-cols // CHUNK)
     pairs = n * used
     work = tiles * (1 if mode == DENSE else pairs)
-    ring = 1 if mode == DOWN else min(tuning.ring or _ring(card, work), warps)
+    ring = 1 if mode == DOWN else min(tuning.ring or _ring(card, work, chunks, warps, one), warps)
     blocks = min(card.multiprocessors, tiles if mode == DOWN else work)
     inputs = pairs if mode == DOWN else n
     room = tuning.table_room or (64 << 10 if card.shared_block >= 160 << 10 else 16 << 10)
@@ -195,13 +203,15 @@ def _window_layout(
     scale_pitch = _scale_pitch(cols // ACTIVATION_BLOCK)
     groups = cols // kind.group
     sum_pitch = groups + (4 - groups) % 32 if kind.has_offset else 0
+    terms = (chunks if ring > 1 else 1) * CHUNK // kind.group * (1 + kind.has_offset)
+    term_pitch = terms + (4 - terms) % 32 if one else 0  # 8 rows in different banks
     sizes = {
         "inputs": inputs * input_pitch,
         "scales": inputs * scale_pitch * 4,
         "sums": inputs * sum_pitch * 4,
         "lists": (1 + pairs * (4 + 8 * eights)) * 4 if pairs else 0,
-        "mail": warps * 32 * (rows // 8 * (1 if one else 2 * eights)) * 4 if ring > 1 else 0,
-        "terms": warps * rows * (CHUNK // kind.group * (1 + kind.has_offset) + 4) * 4 if one else 0,
+        "mail": warps * 32 * (rows // 8 * 2 * eights) * 4 if ring > 1 and not one else 0,
+        "terms": warps // ring * rows * term_pitch * 4,
         "grid": _table_bytes(kind) * copies,
         "stages": warps * stages * rows * _chunk_pitch(kind),
         "y": -(-tiles // max(blocks, 1)) * pairs * rows * 4 if mode == DOWN else 0,
@@ -211,7 +221,8 @@ def _window_layout(
         at[name] = begin
         begin += _round(size, 128)
     return WindowPlan(
-        rows, eights, one, warps, ring, stages, copies, max(blocks, 1), tiles, input_pitch, scale_pitch, sum_pitch,
+        rows, eights, one, warps, ring, stages, copies, max(blocks, 1), tiles,
+        input_pitch, scale_pitch, sum_pitch, term_pitch,
         at["scales"], at["sums"], at["lists"], at["mail"], at["terms"], at["grid"], at["stages"], at["y"], begin,
     )  # fmt: skip
 

@@ -4,7 +4,8 @@
 // asynchronous copies some chunks ahead, four lanes unpack a row, a matrix step multiplies with up to 8 activation rows
 // at once, so weights are read once however many rows the window has. The chunks of a tile belong to the `ring` warps of
 // a ring in turn: each computes its terms alone and then waits for the running sums of the chunk before it, adds its own
-// in the order of the row and hands them on. The order is therefore the order of the row, whatever the launch.
+// in the order of the row and hands them on. With a single activation row the terms go to a table of the ring instead, and
+// the warp of the tile's last chunk adds them up. The order is the order of the row, whatever the launch.
 //
 // Constants: TYPE a format, ROWS weight rows of a tile (8, 16), NT eights of activation rows (1, 2), ONE = 1 for a single
 // activation row, WARPS of a block, STAGES of a warp, COPIES of the type's table, and MODE:
@@ -45,7 +46,7 @@ struct Arguments {
     const float* given;  // (n * used, rows), or null
     int n, used, cols, tiles, ring;
     int at_scales, at_sums, at_lists, at_mail, at_terms, at_grid, at_stages, at_y;  // parts of shared memory, bytes
-    int input_pitch, scale_pitch, sum_pitch;
+    int input_pitch, scale_pitch, sum_pitch, term_pitch;
 };
 
 typedef TYPE F;
@@ -58,7 +59,7 @@ enum {
     COLUMNS = 8 * NT,
     LINES = ONE ? 1 : 2 * NT,        // columns whose scales a lane needs
     PART = ROWS / 8 * LINES,         // sums of a lane: row g, then row g + 8
-    TERMS = GROUPS * (1 + F::OFFSET) + 4  // ONE: floats of a row's terms; the 4 spread 8 rows over the banks
+    CHUNK_TERMS = GROUPS * (1 + F::OFFSET)  // ONE: floats of a row and chunk: products, then offsets
 };
 
 struct Mail {
@@ -247,7 +248,7 @@ DEVICE void chunk_terms(float (&terms)[GROUPS][PART], const u8* p0, const u8* p1
 
 // The same for a single activation row. All columns are that row, so every lane of a quad has the sums of its weight row:
 // lane t scales every fourth group, and the terms meet in shared memory.
-DEVICE void chunk_terms_of_one(float* terms, const u8* p0, const u8* p1, Grid grid, const Columns& columns, int chunk,
+DEVICE void chunk_terms_of_one(float* terms, int pitch, const u8* p0, const u8* p1, Grid grid, const Columns& columns, int chunk,
                                int t, int spans) {
     enum { OWN = GROUPS / 4 };
     float mine[ROWS / 8][OWN * (1 + F::OFFSET)] = {};  // stored at the end: a store between loads would make them again
@@ -278,7 +279,7 @@ DEVICE void chunk_terms_of_one(float* terms, const u8* p0, const u8* p1, Grid gr
 #pragma unroll
     for (int h = 0; h < ROWS / 8; h++)
 #pragma unroll
-        for (int i = 0; i < OWN * (1 + F::OFFSET); i++) terms[8 * h * TERMS + 4 * i + t] = mine[h][i];
+        for (int i = 0; i < OWN * (1 + F::OFFSET); i++) terms[8 * h * pitch + 4 * i + t] = mine[h][i];
 }
 
 DEVICE void add_terms(float (&acc)[PART], const float (&terms)[GROUPS][PART], const float (&d)[LINES][8], const u8* p0,
@@ -300,8 +301,21 @@ DEVICE void add_terms(float (&acc)[PART], const float (&terms)[GROUPS][PART], co
     }
 }
 
-DEVICE void add_terms_of_one(float (&acc)[PART], const float4 (&terms)[ROWS / 8][(TERMS - 4) / 4], const float (&d)[LINES][8],
-                             int spans) {
+struct RowTerms {  // of a chunk: terms of rows g and g + 8, scales of the activations
+    float4 terms[ROWS / 8][CHUNK_TERMS / 4];
+    float d[8];
+
+    DEVICE void load(const float* from, int pitch, const float* scales) {
+#pragma unroll
+        for (int h = 0; h < ROWS / 8; h++)
+#pragma unroll
+            for (int k = 0; k < CHUNK_TERMS / 4; k++) terms[h][k] = *(const float4*)(from + 8 * h * pitch + 4 * k);
+        const float4 u = *(const float4*)scales, v = *(const float4*)(scales + 4);
+        d[0] = u.x, d[1] = u.y, d[2] = u.z, d[3] = u.w, d[4] = v.x, d[5] = v.y, d[6] = v.z, d[7] = v.w;
+    }
+};
+
+DEVICE void add_row_terms(float (&acc)[PART], const RowTerms& row, int spans) {
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
         const int s = g / PER_SPAN;
@@ -309,12 +323,34 @@ DEVICE void add_terms_of_one(float (&acc)[PART], const float4 (&terms)[ROWS / 8]
 #pragma unroll
         for (int h = 0; h < ROWS / 8; h++) {
             const auto at = [&](int k) {
-                const float4& v = terms[h][k / 4];
+                const float4& v = row.terms[h][k / 4];
                 return k % 4 == 0 ? v.x : k % 4 == 1 ? v.y : k % 4 == 2 ? v.z : v.w;
             };
-            acc[h] = fmaf(at(g), d[0][s], acc[h]);
-            if (F::OFFSET) acc[h] = fmaf(at(GROUPS + g), d[0][s], acc[h]);
+            acc[h] = fmaf(at(g), row.d[s], acc[h]);
+            if (F::OFFSET) acc[h] = fmaf(at(GROUPS + g), row.d[s], acc[h]);
         }
+    }
+}
+
+DEVICE void add_chunk_of_one(float (&acc)[PART], const RowTerms& row, int spans) {
+    if (F::BLOCK == 256 || spans >= 8) add_row_terms(acc, row, 8);
+    else add_row_terms(acc, row, spans);
+}
+
+// A whole row from the ring's table, in order; the next chunk is read while this one is added.
+DEVICE void add_table(float (&acc)[PART], const float* table, int pitch, const float* scales, int spans) {
+    const int chunks = (spans + 7) / 8;
+    enum { AHEAD = ROWS / 8 * CHUNK_TERMS <= 32 };  // else it takes too many registers
+    RowTerms row, next;
+    if (AHEAD) next.load(table, pitch, scales);
+#pragma unroll
+    for (int i = 0; i < PART; i++) acc[i] = 0.0f;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; chunk++) {
+        if (AHEAD) row = next;
+        else row.load(table + chunk * CHUNK_TERMS, pitch, scales + 8 * chunk);
+        if (AHEAD && chunk + 1 < chunks) next.load(table + (chunk + 1) * CHUNK_TERMS, pitch, scales + 8 * (chunk + 1));
+        add_chunk_of_one(acc, row, spans - 8 * chunk);
     }
 }
 
@@ -362,10 +398,14 @@ DEVICE void finish(const Arguments& a, const float (&acc)[PART], const Tile& til
 KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments a) {
     extern __shared__ __align__(16) u8 shared[];
     __shared__ Box boxes[WARPS];
+    __shared__ Gate gates[WARPS];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int pairs = a.n * a.used, chunks = (a.cols + 255) / 256;
     const int row_bytes = a.cols / F::BLOCK * F::BYTES;
-    if (lane == 0) box_init(&boxes[warp]);
+    if (lane == 0) {
+        if (ONE) gate_init(&gates[warp], chunks);
+        else box_init(&boxes[warp]);
+    }
     const Experts lists((int*)(shared + a.at_lists), a);
     const Entries entries;
 
@@ -425,7 +465,7 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
     const Grid grid{shared + a.at_grid + copy * (F::LOOK == WORD ? 4 : 8)};
     Mail* const mail = (Mail*)(shared + a.at_mail);
     const int next = place + 1 == a.ring ? warp - place : warp + 1;
-    float* const my_terms = (float*)(shared + a.at_terms) + warp * (ROWS * TERMS) + g * TERMS;
+    float* const table = (float*)(shared + a.at_terms) + (ring * ROWS + g) * a.term_pitch;  // of the ring
 
     Columns columns;
     auto look_at = [&](const Tile& tile) {  // the tile's columns: activation rows by number
@@ -445,12 +485,12 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
     };
 
     Tile tile;
-    int item = begin, chunk = place, stage = 0, seen_item = -1;
+    int item = begin, chunk = place, stage = 0, seen_item = -1, turn = 0;  // turn: tiles of the ring before this one
     u32 low = 0, high = 0;  // address bits of rows g and g + 8
     u32 taken = 0, handed = 0;
     float acc[PART];
     for (;;) {
-        while (chunk >= chunks) chunk -= chunks, item += step;
+        while (chunk >= chunks) chunk -= chunks, item += step, turn++;
         if (item >= items) break;
         if (item != seen_item) {
             tile = tile_of(a, lists, item, tiles, first_tile);
@@ -467,47 +507,50 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
         const u8* p0 = from + ((low + chunk * CHUNK_BYTES) & 15);
         const u8* p1 = from + 8 * PITCH + ((high + chunk * CHUNK_BYTES) & 15);
         const int spans = min(8, a.cols / 32 - 8 * chunk);
-        float terms[GROUPS][PART] = {}, d[LINES][8];
-        float4 row_terms[ROWS / 8][(TERMS - 4) / 4];
-        if (ONE) {
-            chunk_terms_of_one(my_terms, p0, p1, grid, columns, chunk, t, spans);
-            __syncwarp();
-#pragma unroll
-            for (int i = 0; i < ROWS / 8 * (TERMS - 4) / 4; i++) {
-                const int h = i / ((TERMS - 4) / 4), k = i % ((TERMS - 4) / 4);
-                row_terms[h][k] = *(const float4*)(my_terms + 8 * h * TERMS + 4 * k);
+        float* y = (float*)(shared + a.at_y) + (tile.row / ROWS - first_tile) * pairs * ROWS;
+        if (ONE && a.ring > 1) {
+            if (turn > 0) gate_wait_empty(&gates[ring], turn);
+            chunk_terms_of_one(table + chunk * CHUNK_TERMS, a.term_pitch, p0, p1, grid, columns, chunk, t, spans);
+            gate_part(&gates[ring], lane);
+            if (chunk + 1 == chunks) {
+                gate_wait_full(&gates[ring], turn, chunks);
+                add_table(acc, table, a.term_pitch, columns.scales[0], a.cols / 32);
+                gate_empty(&gates[ring], lane);
+                finish(a, acc, tile, lists, y, g, t);
             }
+        } else if (ONE) {
+            RowTerms row;
+            chunk_terms_of_one(table, a.term_pitch, p0, p1, grid, columns, chunk, t, spans);
+            __syncwarp();
+            row.load(table, a.term_pitch, columns.scales[0] + 8 * chunk);
+            if (chunk == 0) {
+#pragma unroll
+                for (int i = 0; i < PART; i++) acc[i] = 0.0f;
+            }
+            add_chunk_of_one(acc, row, spans);
+            if (chunk + 1 == chunks) finish(a, acc, tile, lists, y, g, t);
         } else {
+            float terms[GROUPS][PART] = {}, d[LINES][8];
             chunk_terms(terms, p0, p1, grid, columns, chunk, t, spans);
 #pragma unroll
             for (int i = 0; i < GROUPS * PART; i++) KEEP(terms[i / PART][i % PART]);
-        }
 #pragma unroll
-        for (int i = 0; i < LINES; i++) {
-            const float4 u = *(const float4*)(columns.scales[i] + 8 * chunk);
-            const float4 v = *(const float4*)(columns.scales[i] + 8 * chunk + 4);
-            d[i][0] = u.x, d[i][1] = u.y, d[i][2] = u.z, d[i][3] = u.w;
-            d[i][4] = v.x, d[i][5] = v.y, d[i][6] = v.z, d[i][7] = v.w;
-        }
-
-        if (chunk == 0) {
+            for (int i = 0; i < LINES; i++) {
+                const float4 u = *(const float4*)(columns.scales[i] + 8 * chunk);
+                const float4 v = *(const float4*)(columns.scales[i] + 8 * chunk + 4);
+                d[i][0] = u.x, d[i][1] = u.y, d[i][2] = u.z, d[i][3] = u.w;
+                d[i][4] = v.x, d[i][5] = v.y, d[i][6] = v.z, d[i][7] = v.w;
+            }
+            if (chunk == 0) {
 #pragma unroll
-            for (int i = 0; i < PART; i++) acc[i] = 0.0f;
-        } else if (a.ring > 1) {
-            take_sums(acc, mail + warp, &boxes[warp], taken++, lane);
-        }
-        if (ONE) {
-            if (F::BLOCK == 256 || spans == 8) add_terms_of_one(acc, row_terms, d, 8);
-            else add_terms_of_one(acc, row_terms, d, spans);
-        } else {
+                for (int i = 0; i < PART; i++) acc[i] = 0.0f;
+            } else if (a.ring > 1) {
+                take_sums(acc, mail + warp, &boxes[warp], taken++, lane);
+            }
             if (F::BLOCK == 256 || spans == 8) add_terms(acc, terms, d, p0, p1, columns, chunk, 8);
             else add_terms(acc, terms, d, p0, p1, columns, chunk, spans);
-        }
-        if (chunk + 1 < chunks) {
-            if (a.ring > 1) hand_sums(acc, mail + next, &boxes[next], handed++, lane);
-        } else {
-            float* y = (float*)(shared + a.at_y) + (tile.row / ROWS - first_tile) * pairs * ROWS;
-            finish(a, acc, tile, lists, y, g, t);
+            if (chunk + 1 == chunks) finish(a, acc, tile, lists, y, g, t);
+            else if (a.ring > 1) hand_sums(acc, mail + next, &boxes[next], handed++, lane);
         }
         __syncwarp();  // the stage is free for the copies of the next turn
         chunk += a.ring;

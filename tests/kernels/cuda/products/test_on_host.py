@@ -12,7 +12,9 @@ from strata.kernels.reference.linear import dequantize
 
 WINDOWS = [
     ("Q6_K", 21, 768, 3, Tuning(ring=2)),
-    ("Q8_0", 19, 352, 1, Tuning()),
+    ("Q8_0", 19, 352, 1, Tuning(ring=1)),
+    ("Q4_1", 40, 1120, 1, Tuning(ring=4)),
+    ("Q6_K", 75, 1280, 1, Tuning(ring=8)),
     ("IQ3_S", 40, 512, 9, Tuning(ring=4)),
     ("Q2_K", 33, 512, 8, Tuning(rows=16, ring=2, stages=2)),
 ]
