@@ -35,6 +35,7 @@ from strata.kernels.cuda.arguments import (
 from strata.kernels.cuda.compile import load_kernel
 from strata.kernels.cuda.plans import DOWN, GATE_UP, PAIRS, UNTUNED, WINDOW_ROWS, Tuning
 from strata.kernels.cuda.product import (
+    LANES_BLOCKS,
     LANES_TILE,
     LANES_WARPS,
     QuantizedInputs,
@@ -168,8 +169,8 @@ class _Part:
         if plan is None:
             arguments = fill(LANES_WINDOW, x=x, tiles=bank.rows, **common)
             enter_matrices(arguments, matrix, 1)
-            cardinal = cards.card().multiprocessors
-            blocks = min(cardinal, -(-bank.rows // 2)) if mode == DOWN else 2 * cardinal
+            most = LANES_BLOCKS * cards.card().multiprocessors
+            blocks = min(most // 2, -(-bank.rows // 2)) if mode == DOWN else most
             shared = 4 * (1 + self.pairs * (4 + WINDOW_ROWS))
             if mode == DOWN:
                 shared += 4 * -(-bank.rows // blocks) * self.pairs

@@ -43,7 +43,10 @@ from strata.kernels.ops import ACT_BLOCK
 QUANTIZE_APART: Final = 1 << 16
 """Inputs of a window from which they are quantised by a kernel of their own instead of by every block again."""
 
-LANES_WARPS: Final = 8
+LANES_WARPS: Final = 4
+"""Few warps a block spread a small matrix (a router's 512 rows) over all multiprocessors."""
+LANES_BLOCKS: Final = 8
+"""Blocks of a multiprocessor at most."""
 LANES_TILE: Final = 16
 """Rows, and columns, of a block's tile in lanes_prompt.cu."""
 _PROMPT_THREADS: Final = 256
@@ -174,7 +177,7 @@ def _window(
         rows = enter_matrices(arguments, _matrices(weights, outs), 1)
         arguments["tiles"] = rows
         constants = lanes_constants(kind, cols, DENSE, n)
-        blocks = min(-(-rows // LANES_WARPS), 2 * cards.card().multiprocessors)
+        blocks = min(-(-rows // LANES_WARPS), LANES_BLOCKS * cards.card().multiprocessors)
         run("lanes_window", constants, blocks, 32 * LANES_WARPS, arguments)
         return
     try:

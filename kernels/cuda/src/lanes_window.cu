@@ -15,7 +15,7 @@
 #define PAIRS 3
 #define MATRICES 8
 #define COLUMNS 16
-#define AHEAD 8  // loads of a weight row under way
+#define AHEAD (INPUTS == 1 ? 20 : 8)  // loads of a weight row under way: all of 2560 columns, or what registers leave
 
 struct Matrix {
     const u8* data;
