@@ -34,6 +34,8 @@ from strata.kernels.ops import AttentionPages, Hyper, Norms, Rope
 
 STAGING: Final = 8
 """Small copies that may be under way at once."""
+MOST_WORKSPACE: Final = 16 << 30
+"""Bytes of a workspace at most: 8,192 rows of the largest model take a fifth of it."""
 _COUNTERS: Final = 64 << 10
 """Bytes of what the kernels keep beside the workspace."""
 _ROW_INTS: Final = 6
@@ -181,13 +183,13 @@ class CudaDevice:
     def fit(self, runs: Callable[[], None], reserve: int) -> bool:
         """Take a workspace of just what `runs`, forward passes of the largest shapes, need; False: there is no room.
 
-        They happen here in all the memory there is but `reserve`, on contents that mean nothing: both halves lie in
-        the same bytes. Arrays of passes before become invalid.
+        They happen here in what memory there is but `reserve`, at most MOST_WORKSPACE, on contents that mean nothing:
+        both halves lie in the same bytes. Arrays of passes before become invalid.
         """
         self._use([])
         self.account.give(self.workspace_bytes)
         self.workspace_bytes = 0
-        room = (self.memory().free - reserve) // (2 * ALIGNMENT) * (2 * ALIGNMENT)
+        room = min(self.memory().free - reserve, MOST_WORKSPACE) // (2 * ALIGNMENT) * (2 * ALIGNMENT)
         if room <= 0:
             return False
         memory = self._take(room, "the workspace")

@@ -270,22 +270,6 @@ def scripted() -> type[ScriptedModel]:
     return ScriptedModel
 
 
-class Cards:
-    """Where tests of the card run. `kind`: "emulated" or "card"."""
-
-    def __init__(self, kind: str, emulated: object | None) -> None:
-        self.kind = kind
-        self._emulated = emulated
-
-    def driver(self, total: int = 4 << 30) -> object:
-        """A card of `total` bytes; the real one has what it has."""
-        if self._emulated is not None:
-            return self._emulated.driver(total)
-        from strata.engine.device.driver import CupyDriver
-
-        return CupyDriver()
-
-
 @pytest.fixture(scope="session")
 def emulated_card(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> object:
     """The machine of tests/engine/device/emulated_card.py; its compiled kernels are kept between runs."""
@@ -299,16 +283,24 @@ def emulated_card(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     return module.EmulatedCard(folder)
 
 
-@pytest.fixture(scope="module", params=["emulated", pytest.param("card", marks=pytest.mark.gpu)])
-def cards(request: pytest.FixtureRequest) -> Iterator[Cards]:
-    """Every test that asks for it runs on the emulated card, and on a real one when such tests are asked for."""
-    if request.param == "emulated":
-        with request.getfixturevalue("emulated_card").plugged_in() as card:
-            yield Cards("emulated", card)
-        return
+@pytest.fixture(scope="module")
+def new_card() -> Iterator[Callable[[], object]]:
+    """new_card(): a driver of the real card. Afterwards CuPy is as it was."""
     import cupy
 
-    yield Cards("card", None)
+    from strata.engine.device.driver import CupyDriver
+
+    yield CupyDriver
     gc.collect()  # arenas of this module's engines
     cupy.cuda.set_allocator(cupy.get_default_memory_pool().malloc)
     cupy.cuda.Stream.null.use()
+
+
+@pytest.fixture(scope="module", params=["emulated", pytest.param("card", marks=pytest.mark.gpu)])
+def any_card(request: pytest.FixtureRequest) -> Iterator[Callable[[], object]]:
+    """any_card(): a driver. Every test that asks for it runs on the emulated card, and on a real one if asked to."""
+    if request.param == "emulated":
+        with request.getfixturevalue("emulated_card").plugged_in() as card:
+            yield card.driver
+    else:
+        yield request.getfixturevalue("new_card")

@@ -10,10 +10,13 @@ from strata.engine.device.cuda import STAGING, CudaDevice, Staging
 from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.formats import BY_NAME, Weight
 
+ROOM = 1 << 30
+"""Memory that a fit leaves alone."""
+
 
 @pytest.fixture
-def device(cards) -> CudaDevice:
-    made = CudaDevice(driver=cards.driver())
+def device(any_card) -> CudaDevice:
+    made = CudaDevice(driver=any_card())
     made.open("weights", 4 * MIB, "")
     made.open("state", 4 * MIB, "")
     return made
@@ -71,7 +74,7 @@ def test_rows_are_taken_in_any_order(device):
         device.kernels.workspace.array((9, 3))
         device.take(device.kernels.workspace.array((5, 3)), np.array([4, 0, 2]))
 
-    assert device.fit(largest, 0)
+    assert device.fit(largest, ROOM)
     x = device.put(np.arange(15, dtype=np.float32).reshape(5, 3))
     device.load()
     device.loaded()
@@ -90,10 +93,10 @@ def test_the_workspace_is_what_the_largest_passes_take_and_no_more(device):
                 device.kernels.workspace.array((half,), np.uint8)
 
     held = device.account.held
-    assert device.fit(passes, 0)
+    assert device.fit(passes, ROOM)
     assert device.workspace_bytes == 1024 + 512 + 768 == device.account.held - held
     passes()  # just fits
-    assert device.fit(passes, 0)
+    assert device.fit(passes, ROOM)
     assert device.account.held == held + device.workspace_bytes
 
 
@@ -103,7 +106,7 @@ def test_a_workspace_that_has_no_room_is_no_error(device):
         device.kernels.workspace.array((device.memory().total + 1,), np.uint8)
 
     held = device.account.held
-    assert not device.fit(too_much, 0)
+    assert not device.fit(too_much, ROOM)
     assert not device.fit(too_much, device.memory().free)
     assert device.account.held == held
 
@@ -118,7 +121,7 @@ def test_consecutive_blocks_do_not_share_memory_and_every_second_one_does(device
             device.turn()
             seen.append(device.kernels.workspace.array((64,), np.uint8))
 
-    assert device.fit(blocks, 0)
+    assert device.fit(blocks, ROOM)
     blocks()
     first, second, third, fourth = (
         array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr for array in seen
@@ -126,8 +129,8 @@ def test_consecutive_blocks_do_not_share_memory_and_every_second_one_does(device
     assert first == third != second == fourth
 
 
-def test_an_arena_beyond_the_limit_is_refused_with_the_flag(cards):
-    device = CudaDevice(limit_mib=16, driver=cards.driver())
+def test_an_arena_beyond_the_limit_is_refused_with_the_flag(any_card):
+    device = CudaDevice(limit_mib=16, driver=any_card())
     assert device.memory().total == 16 * MIB
     with pytest.raises(DeviceError, match=r"the weights take 0.03 GiB .* within --vram-limit-mib 16; use a smaller"):
         device.open("weights", 32 * MIB, "use a smaller file")

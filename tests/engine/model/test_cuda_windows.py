@@ -23,11 +23,11 @@ PENALISED = Sampling(temperature=0.9, seed=12, penalty_repeat=1.4, penalty_prese
 
 
 @pytest.fixture(scope="module")
-def resident(cards, pack_of, altered) -> Resident:
+def resident(any_card, pack_of, altered) -> Resident:
     """A pack without its last layers: a block of every kind is left."""
     spec = pack_of(PACK).spec
     few = replace(spec, layers=LAYERS, recurrent=spec.recurrent[:LAYERS], ratios=spec.ratios[:LAYERS])
-    device, pack = CudaDevice(driver=cards.driver()), altered(pack_of(PACK), spec=few)
+    device, pack = CudaDevice(driver=any_card()), altered(pack_of(PACK), spec=few)
     made = Resident(pack, device, max_context=CONTEXT, n_slots=SLOTS, chunks=[CHUNK], logits=CHUNK)
     made.warm()
     return made
