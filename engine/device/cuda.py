@@ -104,14 +104,13 @@ class CudaDevice:
         return self.account.memory()
 
     def open(self, name: str, n_bytes: int, remedy: str) -> None:
-        """Take an arena of n bytes: "weights" or "state". Raises DeviceError with the remedy."""
-        self._arenas[name] = Arena(self._take(n_bytes, f"the {name}", remedy), f"the arena of the {name}")
+        """Take an arena of n bytes, all zero: "weights" or "state". Raises DeviceError with the remedy."""
+        memory = self._take(n_bytes, f"the {name}", remedy)
+        self.driver.zero(memory)
+        self._arenas[name] = Arena(memory, f"the arena of the {name}")
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
-        array = self._arenas["state"].array(shape, dtype)
-        if array.size:
-            self.driver.zero(array)
-        return array
+        return self._arenas["state"].array(shape, dtype)
 
     def fill(self, array: Array, value: float) -> None:
         if value == 0:
@@ -162,7 +161,8 @@ class CudaDevice:
         return target
 
     def load(self) -> None:
-        """Start to bring the promised bytes, in threads."""
+        """Start to bring the promised bytes, in threads and on streams of their own."""
+        self.driver.synchronize()  # the arena is zero before anything lands in it
         self._loading = Loading(self.driver, self._copies)
         self._copies = []
 

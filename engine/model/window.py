@@ -295,7 +295,7 @@ class _Buffers:
     def sampling(self, layout: Layout) -> _Sampling:
         n, width = layout.wanted, layout.recent
         return _Sampling(
-            self.settings[: n * len(SETTINGS)].reshape(n, -1),
+            self.settings[: n * len(SETTINGS)].reshape(n, len(SETTINGS)),
             self.seeds[:n],
             self.recent[: n * width].reshape(n, width),
             self.ids[:n],

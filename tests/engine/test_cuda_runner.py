@@ -76,6 +76,18 @@ def test_texts_are_those_of_the_host_whatever_is_sampled_and_however_it_is_read(
     assert run(runner, requests) == run(host, requests)
 
 
+def test_chunks_of_a_few_rows_are_windows_with_the_same_text(runner, host):
+    request = Request(ids(11, 8), 2, DRAWN)
+    results = []
+    for each in (runner, host):
+        path = SoloPath(each, chunk=4, reuse=False, end_ids={END}, verify=True)
+        events = path.start(request)
+        while path.busy:
+            events += path.step(False)
+        results.append([event.id for event in events if isinstance(event, Token)])
+    assert results[0] == results[1] and len(results[0]) == 2
+
+
 @pytest.mark.parametrize("stop_after", [1, 3])
 def test_a_stop_with_a_window_under_way_leaves_the_session_of_the_host(runner, host, stop_after):
     first = Request(ids(4, 2), 20, DRAWN)
