@@ -33,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-d", "--depth", type=int, nargs="*", default=[0], metavar="N", help="prompt before generating (0)"
     )
     parser.add_argument("-r", "--runs", type=int, default=3, help="measured runs of each test (3)")
+    parser.add_argument(
+        "--target",
+        nargs="*",
+        default=[],
+        metavar="NAME=TEST",
+        help="the target that a test belongs to, such as 'P1=tg 128' (docs/performance.md lists them)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="everything after it goes to the engine")
 
@@ -95,5 +102,7 @@ def measure(args: argparse.Namespace, todo: list[tuple[str, int, int]], console:
             "extra": args.extra,
             "start_s": round(engine.start_s, 2),
         }
-    records = [Record.of(name, "tok/s", values[name]) for name, _, _ in todo]
+    targets = {test: name for name, _, test in (word.partition("=") for word in args.target)}
+    records = [Record.of(name, "tok/s", values[name], targets.get(name, "")) for name, _, _ in todo]
+    records.append(Record.of("start to READY", "s", [engine.start_s], targets.get("start", "")))
     return Report(tool="strata-bench engine", records=records, flags=flags, pack=pack_facts(args.pack))

@@ -172,8 +172,9 @@ class Bench:
         x = self.inputs(n, 2560)
 
         def launch(i: int) -> None:
+            gate, up, down = banks[i]
             with self.workspace.scratch():
-                mixture.mixture(self.workspace, *banks[i], x, picks[i], weights, tuning=tuning)
+                mixture.mixture(self.workspace, gate, up, down, x, picks[i], weights, tuning=tuning)
 
         us = self.times([lambda i=i: launch(i) for i in range(layers)])  # type: ignore[misc]
         label = f"experts {types[0]}/{types[1]} n={n}{note}"
@@ -190,7 +191,7 @@ class Bench:
     def prompt(self, name: str, rows: int, cols: int, n: int, cut: plans.Cut | None = None) -> None:
         """One matrix and many rows."""
         before = plans.CUTS
-        plans.CUTS = (cut, *before) if cut else before  # type: ignore[misc]
+        plans.CUTS = (cut, *before) if cut else before  # type: ignore[assignment, misc]
         plans.prompt_plan.cache_clear()
         try:
             w = self.weight(name, rows, cols)

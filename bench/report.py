@@ -11,7 +11,9 @@ import datetime
 import hashlib
 import os
 import platform
+import shutil
 import statistics
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ def machine() -> dict[str, Any]:
                 break
     vector = [f for f in ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8") if f in flags]
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
+    facts = {
         "cpu": cpu,
         "vector": vector,
         "cores": len(os.sched_getaffinity(0)),
@@ -46,6 +48,17 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
+    gpus = _gpus()
+    return facts | {"gpu": gpus} if gpus else facts
+
+
+def _gpus() -> str:
+    """Name and driver of the cards, as nvidia-smi says them; "" without one."""
+    if not shutil.which("nvidia-smi"):
+        return ""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False)
+    return "; ".join(done.stdout.split("\n")).strip("; ") if done.returncode == 0 else ""
 
 
 def now() -> str:

@@ -68,13 +68,13 @@ def gdn(
         return y
     sizes, weights = (I32(key_heads), I32(heads)), (w.conv, conv, b, a, w.a, w.dt)
     constants = {"HEAD_SIZE": d, "TAPS": kernel}
-    scan = ((d // COLUMNS, heads, size["s"]), (_SCAN_THREADS,))
+    grid, block = (d // COLUMNS, heads, size["s"]), (_SCAN_THREADS,)
     window = n <= WINDOW_ROWS
     with workspace.scratch():
         o = workspace.array((n, heads * d))
         if window:
             launch(
-                "gdn_scan.cu", "gdn_window", *scan,
+                "gdn_scan.cu", "gdn_window", grid, block,
                 p, *weights, state, segments, o, *sizes, **constants,
             )  # fmt: skip
         else:
@@ -84,7 +84,7 @@ def gdn(
                 p, *weights, segments, c, decay, beta, *sizes, **constants,
             )  # fmt: skip
             launch(
-                "gdn_scan.cu", "gdn_scan", *scan,
+                "gdn_scan.cu", "gdn_scan", grid, block,
                 c, decay, beta, p, conv, state, segments, o, *sizes, **constants,
             )  # fmt: skip
         moved = (p, conv, segments) if window else (None, None, None)

@@ -39,13 +39,16 @@ def test_engine_bench_writes_rates_of_the_real_engine(packs, tmp_path: Path):
         "8",
         "-r",
         "2",
+        "--target",
+        "P4=pp 16",
         "--json",
         str(out),
     ]
     assert main(argv) == 0
     figures = json.loads(out.read_text())
-    assert [r["work"] for r in figures["records"]] == ["pp 16", "tg 4", "tg 4 @ 8"]
-    assert all(r["median"] > 0 and r["runs"] == 2 for r in figures["records"])
+    assert [r["work"] for r in figures["records"]] == ["pp 16", "tg 4", "tg 4 @ 8", "start to READY"]
+    assert all(r["median"] > 0 for r in figures["records"])
+    assert figures["records"][0]["target"] == "P4" and figures["records"][0]["runs"] == 2
     assert figures["pack"]["name"] == "odd-q8_0.gguf"
 
 
