@@ -1,0 +1,97 @@
+"""`python -m strata.bench.profile_cuda`: where the time of a decoded token and of a prompt goes on a card, by kernel.
+
+The engine's own runner decodes (windows as graphs) and reads a prompt while CUPTI records every kernel; the recorder is
+PyTorch's, which is no dependency of the project and has to be there. A record is the sum over one token, or over one
+prompt, of one kernel; `runs` counts its launches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from strata.bench.report import Record, Report, pack_facts, show
+from strata.engine.cuda_runner import CudaRunner
+from strata.engine.options import fitted, parse
+from strata.engine.pack import open_pack
+from strata.kernels.ops import Sampling
+
+_NOTHING = np.empty(0, np.int32)
+SHOWN = 24
+
+
+class Sequence:
+    """Greedy text of random prompts through the runner."""
+
+    def __init__(self, runner: CudaRunner, vocab: int) -> None:
+        self._runner = runner
+        self._vocab = vocab
+
+    def run(self, prompt: int, generate: int) -> None:
+        """Read `prompt` random ids, then decode `generate` tokens."""
+        runner = self._runner
+        ids = np.random.default_rng(prompt).integers(32, self._vocab, prompt).astype(np.int32)
+        runner.reset()
+        logits = None
+        for at in range(0, prompt, runner.chunk):
+            part = ids[at : at + runner.chunk]
+            logits = runner.feed(at, part, at + len(part) == prompt)
+        for position in range(prompt, prompt + generate):
+            token = runner.sample(logits, _NOTHING, Sampling(), position)
+            logits = runner.feed(position, np.array([token], np.int32), True)
+
+
+def kernels(work: Callable[[], None], name: str, per: int) -> list[Record]:
+    """One record per kernel of `work`, microseconds divided by `per`, the longest first; the first is their sum."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    work()
+    with profile(activities=[ProfilerActivity.CUDA]) as recorder:
+        work()
+        torch.cuda.synchronize()
+    times: dict[str, list[float]] = collections.defaultdict(list)
+    for event in recorder.events():
+        if event.device_type.name == "CUDA":
+            times[event.name].append(float(event.device_time))
+    total = sum(sum(t) for t in times.values()) / per
+    out = [Record(work=f"{name}: all kernels", unit="us", median=total, min=total, max=total, runs=1)]
+    for kernel, t in sorted(times.items(), key=lambda item: -sum(item[1]))[:SHOWN]:
+        us = sum(t) / per
+        launches = round(len(t) / per)
+        work_name = f"{name}: {kernel}, {launches} launches, {100 * us / total:.1f} %"
+        out.append(Record(work=work_name, unit="us", median=us, min=us, max=us, runs=len(t)))
+    return out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="profile_cuda", description=__doc__)
+    parser.add_argument("--pack", type=Path, required=True, help="the GGUF file")
+    parser.add_argument("--prompt", type=int, default=8192, help="tokens of the prompt (8192)")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens decoded (64)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    args = parser.parse_args()
+    pack = open_pack(args.pack)
+    context = str(args.prompt + args.tokens + 64)
+    argv = ["--serve", "--pack", str(args.pack), "--device", "cuda", "--max-context", context]
+    runner = CudaRunner(pack, fitted(parse(argv), pack.spec))
+    runner.warm()
+    sequence = Sequence(runner, pack.spec.vocab)
+    records = kernels(lambda: sequence.run(3, args.tokens), "decode, a token", args.tokens)
+    records += kernels(lambda: sequence.run(args.prompt, 0), f"prompt of {args.prompt}", 1)
+    flags = {"tokens": args.tokens, "prompt": args.prompt, "chunk": runner.chunk}
+    report = Report(tool="profile_cuda", records=records, flags=flags, pack=pack_facts(args.pack))
+    show(report, Console())
+    if args.json:
+        report.write(args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
