@@ -178,6 +178,8 @@ def _load_config(flags: Flags) -> Config | None:
     for key in _KEYS_NOT_YET:
         if getattr(config, key):
             log.warning("%s: %s: not available in this version, ignored", config.path, key)
+    if config.effort_position != "start":
+        log.warning("%s: effort_position: only start is available in this version", config.path)
     return config
 
 

@@ -57,6 +57,10 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 def _plan(state: State, body: CompletionBody, context: int) -> Plan:
     vocabulary, settings = state.chat.vocabulary, state.settings
+    limit = state.chat.max_chars
+    if len(body.prompt) > limit:
+        unit = "characters" if isinstance(body.prompt, str) else "ids"
+        raise bad_request(f"prompt: {len(body.prompt)} {unit} are too long, the limit is {limit} {unit}", "prompt")
     ids = vocabulary.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
     if not ids:
         raise bad_request("prompt: at least one token is needed", "prompt")

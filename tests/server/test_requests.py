@@ -256,3 +256,11 @@ def test_a_prefix_in_tokens_is_pinned_when_the_prompt_is_longer(chat, tokens, pi
 )
 def test_whose_fault_an_engines_error_is(text, status):
     assert status_of_err(text) == status
+
+
+async def test_a_raw_prompt_longer_than_any_context_is_refused_before_it_is_encoded(serve):
+    async with serve() as harness:
+        limit = harness.server.state.chat.max_chars
+        async with harness.post("/v1/completions", {"prompt": "a" * (limit + 1)}) as response:
+            assert response.status == 400
+            assert f"the limit is {limit} characters" in (await response.json())["error"]["message"]
