@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 DEBUG: Final = "STRATA_DEBUG"
+OVERLAP: Final = "STRATA_LAUNCH_OVERLAP"
 
 
 def _names(words: str) -> frozenset[str]:
@@ -18,6 +19,8 @@ def _names(words: str) -> frozenset[str]:
 
 HERE: Final[dict[str, str]] = {
     DEBUG: "switch: a failure's Python traceback goes to the log",
+    OVERLAP: "0: on a card of compute capability 9.0 or newer a kernel waits for the whole of the one before it, as on "
+    "older cards; the text is the same, only slower",
 }
 """Variables that this engine obeys."""
 

@@ -79,6 +79,4 @@ def enter_matrices(arguments: np.ndarray, matrices: Sequence[tuple[int, DeviceAr
 def run(source: str, constants: Constants, blocks: int, threads: int, arguments: np.ndarray, shared: int = 0) -> None:
     """Queue the kernel of src/`source`.cu on the current stream."""
     kernel = load_kernel(f"{source}.cu", source, **constants)
-    if shared > kernel.max_dynamic_shared_size_bytes:
-        kernel.max_dynamic_shared_size_bytes = shared
     kernel((blocks,), (threads,), (arguments,), shared_mem=shared)

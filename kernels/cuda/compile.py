@@ -2,8 +2,8 @@
 
 source_text(source, **constants)         the text of src/<source> with its includes in place and the constants as
                                          macros; TYPE names a format of formats.cuh and brings its table
-load_kernel(source, name, **constants)   the compiled function `name`, one for each set of constants. CuPy keeps the
-                                         machine code on disk, so a second start does not compile
+load_kernel(source, name, **constants)   the compiled function `name` (kernel.py), one for each set of constants. CuPy
+                                         keeps the machine code on disk, so a second start does not compile
 
 Errors   DeviceError with one line when CuPy is missing or the compiler refuses a source
 Cost     a second or so a source when it is first seen, then milliseconds
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from strata.kernels.cuda import tables
+from strata.kernels.cuda.kernel import DeviceError as DeviceError
+from strata.kernels.cuda.kernel import Kernel, overlaps
 
 SOURCES: Final = Path(__file__).resolve().parent / "src"
 
@@ -26,10 +28,6 @@ OPTIONS: Final = ("-std=c++17", "--fmad=false")
 Constants = dict[str, int | str]
 
 _INCLUDE: Final = re.compile(r'^#include "([a-z_0-9]+\.cuh)"\n', re.MULTILINE)
-
-
-class DeviceError(RuntimeError):
-    """The card cannot be used; the message says why and what to do."""
 
 
 @cache
@@ -68,10 +66,17 @@ def _module(source: str, constants: tuple[tuple[str, int | str], ...]) -> Any:
 
 def load_kernel(source: str, name: str, **constants: int | str) -> Any:
     """The function `name` of src/<source> compiled with these constants."""
-    module = _module(source, tuple(sorted(constants.items())))
+    return _kernel(source, name, tuple(sorted(constants.items())))
+
+
+@cache
+def _kernel(source: str, name: str, constants: tuple[tuple[str, int | str], ...]) -> Kernel:
+    module = _module(source, constants)
     import cupy as cp
 
+    arch, driver = int(cp.cuda.Device().compute_capability), int(cp.cuda.runtime.driverGetVersion())
     try:
-        return module.get_function(name)
+        function = module.get_function(name)
+        return Kernel(function, name, lambda: int(cp.cuda.get_current_stream().ptr), overlaps(arch, driver))
     except cp.cuda.compiler.CompileException as error:
-        raise DeviceError(f"{source} {constants} does not compile: {error}") from error
+        raise DeviceError(f"{source} {dict(constants)} does not compile: {error}") from error

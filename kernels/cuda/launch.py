@@ -24,10 +24,6 @@ I32: Final = np.int32
 I64: Final = np.int64
 F32: Final = np.float32
 
-_NULL: Final = np.uint64(0)
-_UNASKED_SHARED: Final = 32 << 10
-"""Bytes of dynamic shared memory that need no asking: 48 KiB hold them and what a kernel declares itself."""
-
 Sizes = tuple[int, ...]
 
 
@@ -43,6 +39,4 @@ def launch(
     if 0 in grid:
         return
     kernel = _kernel(source, name, tuple(constants.items()))
-    if shared > _UNASKED_SHARED and kernel.max_dynamic_shared_size_bytes < shared:
-        kernel.max_dynamic_shared_size_bytes = shared
-    kernel(grid, block, tuple(_NULL if a is None else a for a in arguments), shared_mem=shared)
+    kernel(grid, block, arguments, shared_mem=shared)

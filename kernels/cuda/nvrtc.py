@@ -1,6 +1,7 @@
 """NVRTC through ctypes, from the wheel nvidia-cuda-nvrtc: compiles for any card without one, and without CuPy.
 
 compile_cubin(text, arch)              bytes of machine code for sm_<arch>, and what the assembler says of each kernel
+compile_ptx(text, arch)                the compiler's text before the assembler
 usage(arch, source, constants)         the same of a source of kernels/cuda, as rows of a report
 
 Errors   CompileError with the compiler's log; ImportError when the wheel is not installed
@@ -12,6 +13,8 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -56,17 +59,27 @@ def _text(program: ctypes.c_void_p, what: str) -> str:
 
 def compile_cubin(text: str, arch: int) -> tuple[int, list[Usage]]:
     """Compile for one architecture: (bytes of machine code, what each kernel uses). Raises CompileError."""
+    with _compiled(text, f"sm_{arch}", "--ptxas-options=-v") as program:
+        size = ctypes.c_size_t()
+        library().nvrtcGetCUBINSize(program, ctypes.byref(size))
+        return size.value, _usages(_text(program, "ProgramLog"))
+
+
+def compile_ptx(text: str, arch: int) -> str:
+    """Compile to PTX for one architecture. Raises CompileError."""
+    with _compiled(text, f"compute_{arch}") as program:
+        return _text(program, "PTX")
+
+
+@contextmanager
+def _compiled(text: str, target: str, *more: str) -> Iterator[ctypes.c_void_p]:
     lib, program = library(), ctypes.c_void_p()
-    options = [o.encode() for o in (*OPTIONS, f"--gpu-architecture=sm_{arch}", "--ptxas-options=-v")]
+    options = [o.encode() for o in (*OPTIONS, f"--gpu-architecture={target}", *more)]
     lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
     try:
-        status = lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
-        log = _text(program, "ProgramLog")
-        if status:
-            raise CompileError(f"sm_{arch}: {log}")
-        size = ctypes.c_size_t()
-        lib.nvrtcGetCUBINSize(program, ctypes.byref(size))
-        return size.value, _usages(log)
+        if lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options)):
+            raise CompileError(f"{target}: {_text(program, 'ProgramLog')}")
+        yield program
     finally:
         lib.nvrtcDestroyProgram(ctypes.byref(program))
 

@@ -17,6 +17,7 @@ DEVICE int column_of(int t, int i) {
 // rows (n,) of data (all rows of `cols`) -> out (n, cols).
 KERNEL __launch_bounds__(32 * WARPS) void dequantize(const u8* data, const long long* rows, float* out, int n,
                                                                     int cols) {
+    inputs_ready();
     __shared__ __align__(16) u8 raw[WARPS][ROOM];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, s = lane >> 2, t = lane & 3, chunks = (cols + 255) / 256;
     const long long item = blockIdx.x * (long long)WARPS + warp, row_bytes = cols / F::BLOCK * F::BYTES;

@@ -6,6 +6,7 @@
 
 // rows (n,) of data -> out (n, cols).
 KERNEL __launch_bounds__(256) void float_rows(const u8* data, const long long* rows, float* out, int n, int cols) {
+    inputs_ready();
     const int lane = threadIdx.x & 31, chunks = (cols + 255) / 256;
     const long long item = blockIdx.x * 8ll + (threadIdx.x >> 5), row = item / chunks;
     if (row >= n) return;

@@ -11,6 +11,7 @@ KERNEL void __launch_bounds__(128)
     gdn_inputs(const float* p, const float* conv_w, const float* conv, const float* b, const float* a, const float* w_a,
                const float* w_dt, const int* segments, float* c, float* decay, float* beta, int key_heads,
                int value_heads) {
+    inputs_ready();
     const int head = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, row = blockIdx.y;
     if (head >= 2 * key_heads + value_heads) return;
     const int channels = (2 * key_heads + value_heads) * D;
@@ -32,6 +33,7 @@ KERNEL void __launch_bounds__(128)
 KERNEL void __launch_bounds__(128)
     gdn_output(const float* o, const float* z, const float* w, float* y, const float* p, float* conv,
                const int* segments, int n, int key_heads, int value_heads, float eps) {
+    inputs_ready();
     const long long vector = blockIdx.x * 4ll + (threadIdx.x >> 5);
     const int row = static_cast<int>(vector / value_heads), head = static_cast<int>(vector % value_heads);
     if (row >= n) return;

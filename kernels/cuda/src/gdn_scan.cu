@@ -210,6 +210,7 @@ struct Convolve {
 KERNEL void __launch_bounds__(SCAN_THREADS)
     gdn_scan(const float* c, const float* decay, const float* beta, const float* p, float* conv, float* state,
              const int* segments, float* o, int key_heads, int value_heads) {
+    inputs_ready();
     const Work g = work_of(c, decay, beta, key_heads, value_heads);
     const Segment seg = segment_at(segments, blockIdx.z);
     scan(g, seg, state, o, Load{g, seg.end});
@@ -225,6 +226,7 @@ KERNEL void __launch_bounds__(SCAN_THREADS)
 KERNEL void __launch_bounds__(SCAN_THREADS)
     gdn_window(const float* p, const float* conv_w, const float* conv, const float* b, const float* a, const float* w_a,
                const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads) {
+    inputs_ready();
     const Work g = work_of(nullptr, nullptr, nullptr, key_heads, value_heads);
     const Segment seg = segment_at(segments, blockIdx.z);
     const Raw raw = {Window::of(p, conv_w, conv, g.channels, seg), b, a, w_a, w_dt};

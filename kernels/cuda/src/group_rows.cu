@@ -11,6 +11,7 @@
 // are left out. tile: pairs of a tile at most.
 KERNEL __launch_bounds__(1024) void group_rows(const int* ids, int pairs, int experts, int tile, int* order,
                                                               int4* tile_list, int* n_tiles) {
+    inputs_ready();
     __shared__ int count[MAX_EXPERTS], next[MAX_EXPERTS];
     for (int e = threadIdx.x; e < experts; e += 1024) count[e] = 0;
     __syncthreads();

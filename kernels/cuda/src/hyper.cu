@@ -23,6 +23,7 @@
 KERNEL void __launch_bounds__(LANES)
     hyper_norm(float* x, const float* beta, const float* y, const float* w, float* normed, int width, int streams,
                float eps) {
+    inputs_ready();
     __shared__ float buffer[LANES];
     const long long row = blockIdx.x;
     x += row * width + threadIdx.x;
@@ -58,6 +59,7 @@ KERNEL void __launch_bounds__(LANES)
 
 KERNEL void __launch_bounds__(256)
     hyper_gate(float* a, long long n_a, const float* inject, float* beta, long long n_beta, float scale) {
+    inputs_ready();
     const long long i = blockIdx.x * 256ll + threadIdx.x;
     if (i < n_a)
         a[i] = silu_f32(a[i] * scale);
@@ -82,6 +84,7 @@ DEVICE void load_stage(Stage& to, const float* w, const float* x, int n) {
 KERNEL void __launch_bounds__(LANES)
     hyper_gate_inject(float* a, long long n_a, const float* normed, const float* w, float* beta, int n_beta, int streams,
                       int cols, float scale) {
+    inputs_ready();
     __shared__ __align__(16) Stage stages[2];
     __shared__ float buffer[LANES];
     const int unit = blockIdx.x;
@@ -120,6 +123,7 @@ DEVICE float4 add_gated(float4 gate, float4 v, float4 sum) {
 // A thread makes four values of one row. `quarter` = H / 4. All loads come before the first logistic.
 KERNEL void __launch_bounds__(128)
     hyper_mean(const float4* gates, const float4* normed, float4* u, int quarter, float scale) {
+    inputs_ready();
     const int i = blockIdx.x * 128 + threadIdx.x;
     if (i >= quarter) return;
     const long long row = blockIdx.y;
@@ -136,6 +140,7 @@ KERNEL void __launch_bounds__(128)
 
 KERNEL void __launch_bounds__(128)
     hyper_add(float4* x, const float* beta, const float4* y, int quarter, int streams) {
+    inputs_ready();
     const int i = blockIdx.x * 128 + threadIdx.x;
     if (i >= quarter) return;
     const long long row = blockIdx.y;

@@ -1,4 +1,5 @@
-// What CUDA has no portable word for: names of the integers, bytes of words, copies to shared memory, flags, matrix steps.
+// What CUDA has no portable word for: names of the integers, bytes of words, launches, copies to shared memory, flags,
+// matrix steps.
 #pragma once
 
 typedef unsigned char u8;
@@ -37,6 +38,19 @@ DEVICE float half_value(u16 bits) {
 DEVICE float float_bits(u32 bits) { return __uint_as_float(bits); }
 
 DEVICE u32 parity(u32 x) { return __popc(x) & 1; }
+
+// ---------------------------------------------------------------------------------------------------------- launches
+
+// Until the kernels launched before this one have ended and what they wrote can be read; then the next one may begin to
+// come to the card. A kernel that is launched before the end of its predecessor (kernel.py) calls this in every thread,
+// also in those that have nothing to do: its own end must mean that all before it have ended. Nothing that another kernel
+// writes may be read before it, and nothing that another kernel reads may be written.
+DEVICE void inputs_ready() {
+#if ARCH >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 // ----------------------------------------------------------------------------------------------------------- copies
 

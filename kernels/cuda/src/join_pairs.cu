@@ -4,6 +4,7 @@
 // y (n * used, rows), weights (n, used) -> out (n, rows). Four rows a thread; rows % 4 == 0.
 KERNEL __launch_bounds__(256) void join_pairs(const float* y, const float* weights, float* out, int used,
                                                              int rows, long long total) {
+    inputs_ready();
     const long long i = blockIdx.x * 256ll + threadIdx.x;
     if (i >= total) return;
     const long long token = i / (rows / 4);

@@ -50,6 +50,7 @@ DEVICE float fold_all(float (&v)[32][4], int lane) {
 }
 
 KERNEL __launch_bounds__(THREADS, 1) void lanes_prompt(PARAMETER Arguments a) {
+    inputs_ready();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const long long row_bytes = (long long)a.cols * TYPE::BYTES;
     const int row_tile = blockIdx.x % a.row_tiles, column_tile = blockIdx.x / a.row_tiles;

@@ -57,6 +57,7 @@ DEVICE void row_sums(float (&out)[INPUTS], const u8* row, const float* const (&x
 }
 
 KERNEL __launch_bounds__(32 * WARPS, 1) void lanes_window(PARAMETER Arguments a) {
+    inputs_ready();
     extern __shared__ __align__(16) int shared[];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, pairs = a.n * a.used;
     const long long row_bytes = (long long)a.cols * TYPE::BYTES;

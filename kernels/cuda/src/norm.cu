@@ -6,6 +6,7 @@
 
 KERNEL void __launch_bounds__(LANES)
     rms_norm(const float* x, const float* w, float* y, int n, int groups, float eps) {
+    inputs_ready();
     __shared__ float buffer[LANES];
     const long long row = blockIdx.x;
     x += row * n;

@@ -38,6 +38,7 @@ DEVICE void advance(const int* tokens, int* history, int before, const Segment& 
 KERNEL void __launch_bounds__(256)
     ple_rows(const int* tokens, const int* segments, int* history, const u64* multipliers, const u64* sizes,
              const u64* offsets, long long* rows, int before, int heads, int eos) {
+    inputs_ready();
     const Segment s = segment_at(segments, blockIdx.y);
     const int items = (s.end - s.begin) * heads, per_order = heads / before;
     for (int i = blockIdx.x * 256 + threadIdx.x; i < items; i += gridDim.x * 256) {
@@ -51,6 +52,7 @@ KERNEL void __launch_bounds__(256)
 }
 
 KERNEL void __launch_bounds__(32) ple_history(const int* tokens, const int* segments, int* history, int before) {
+    inputs_ready();
     if (threadIdx.x == 0) advance(tokens, history, before, segment_at(segments, blockIdx.x));
 }
 
@@ -59,6 +61,7 @@ KERNEL void __launch_bounds__(32) ple_history(const int* tokens, const int* segm
 KERNEL void __launch_bounds__(LANES)
     ple_gate(const float* x, const float* keys, const float* values, const float* norm_key, const float* norm_query,
              const float* norm_conv, float* f, float* gamma, int width, int streams, float eps) {
+    inputs_ready();
     __shared__ float even[LANES], odd[LANES];
     const long long unit = blockIdx.x;
     const int norm = static_cast<int>(unit % streams) * width;
@@ -146,6 +149,7 @@ DEVICE Channel channel_of(const Segment& s, int at, const float* f, const float*
 #define CHANNEL channel_of(s, at, f, w, values, gamma, conv, x, streams, width, kernel, gap)
 
 KERNEL void __launch_bounds__(128) ple_convolve(CONVOLUTION) {
+    inputs_ready();
     const int at = blockIdx.x * 128 + threadIdx.x, row = blockIdx.y;
     if (at >= streams * width) return;
     const Segment s = segment_of(segments, row);
@@ -153,6 +157,7 @@ KERNEL void __launch_bounds__(128) ple_convolve(CONVOLUTION) {
 }
 
 KERNEL void __launch_bounds__(128) ple_window(CONVOLUTION) {
+    inputs_ready();
     const int at = blockIdx.x * 128 + threadIdx.x;
     if (at >= streams * width) return;
     const Segment s = segment_at(segments, blockIdx.y);
@@ -162,6 +167,7 @@ KERNEL void __launch_bounds__(128) ple_window(CONVOLUTION) {
 }
 
 KERNEL void __launch_bounds__(128) ple_keep(CONVOLUTION) {
+    inputs_ready();
     const int at = blockIdx.x * 128 + threadIdx.x;
     if (at >= streams * width) return;
     const Segment s = segment_at(segments, blockIdx.y);

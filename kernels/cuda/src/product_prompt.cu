@@ -284,6 +284,7 @@ DEVICE void store_tile(const Arguments& a, const float (&acc)[2][NT][4], const W
 }
 
 KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Arguments a) {
+    inputs_ready();
     extern __shared__ __align__(16) u8 shared[];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int wm = warp % WARPS_DOWN, wn = warp / WARPS_DOWN;

@@ -406,6 +406,7 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
         if (ONE) gate_init(&gates[warp], chunks);
         else box_init(&boxes[warp]);
     }
+    if (MODE != DENSE) inputs_ready();  // the picks of the window say which weights
     const Experts lists((int*)(shared + a.at_lists), a);
     const Entries entries;
 
@@ -457,6 +458,7 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
 #pragma unroll 1
     for (int i = 1; i < STAGES; i++) load();
 
+    if (MODE == DENSE) inputs_ready();
     inputs_to_shared(a, shared, MODE == DOWN ? pairs : a.n);
     entries.store(shared + a.at_grid);
     __syncthreads();

@@ -58,6 +58,7 @@ KERNEL void __launch_bounds__(128)
                 const float* sin, Cache::Value* cached_k, Cache::Value* cached_v, float* raw, float* block, float* q,
                 float* iq, int pages_of_a_slot, int kv_heads, int heads, int index_heads, int d, int index_dim, int r,
                 int half, int first, int last, float eps) {
+    inputs_ready();
     __shared__ float buffers[4][VECTOR_MOST];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = blockIdx.y;
     const int position = positions[row];

@@ -35,6 +35,7 @@ DEVICE void load_slice(Slices& to, const int* tokens, int count, const Cache::Va
 
 KERNEL void __launch_bounds__(THREADS, 3)
     qsa_keys_row(ROW_ARGUMENTS, const float* q, const Cache::Value* cached, float* s, int stride) {
+    inputs_ready();
     const Args g = ROW;
     constexpr int EACH = PART / THREADS;
     __shared__ __align__(16) Slices slices[2];
@@ -96,6 +97,7 @@ DEVICE void tops_of_heads(const float* s, long long stride, int count, float* to
 KERNEL void __launch_bounds__(THREADS)
     qsa_values_row(ROW_ARGUMENTS, const float* s, int stride, const Cache::Value* cached, const float* q_gate,
                    float* out) {
+    inputs_ready();
     const Args g = ROW;
     __shared__ __align__(16) float e[HEADS][PART];
     __shared__ float tops[HEADS], shares[HEADS], totals[HEADS];

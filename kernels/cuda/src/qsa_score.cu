@@ -44,6 +44,7 @@ DEVICE float join(const float (&c)[4]) { return (c[0] + c[1]) + (c[2] + c[3]); }
 KERNEL void __launch_bounds__(SCORE_THREADS)
     qsa_score(const float* block, const int* tables, const int* slots, const int* positions, const float* iq,
               float* scores, int stride, int pages_of_a_slot, int heads, int d, int r, int picked) {
+    inputs_ready();
     extern __shared__ __align__(16) float memory[];
     const int row = blockIdx.y, tid = threadIdx.x, gap = d + 4;
     const int blocks = competing(positions[row], r, picked);
@@ -135,6 +136,7 @@ DEVICE void tile_dots(Slices* slices, const float* iq, int queries, const Pages&
 KERNEL void __launch_bounds__(TILE_THREADS, 2)
     qsa_score_tile(const float* block, const int* tables, const int* slots, const int* positions, const float* iq,
                    float* scores, int stride, int pages_of_a_slot, int heads, int d, int r, int picked, int rows) {
+    inputs_ready();
     __shared__ __align__(16) Slices slices[2];
     float(*dots)[KEYS + 1] = reinterpret_cast<float(*)[KEYS + 1]>(slices);
     const Pages pages = {block, tables, pages_of_a_slot, r, d};

@@ -17,6 +17,7 @@ struct List {
 
 KERNEL void __launch_bounds__(1024)
     qsa_select(const float* scores, const int* positions, int* list, int stride, int r, int picked) {
+    inputs_ready();
     __shared__ SelectMemory memory;
     const long long row = blockIdx.x;
     const int n = competing(positions[row], r, picked);

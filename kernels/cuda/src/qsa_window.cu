@@ -9,6 +9,7 @@ constexpr int AT_ONCE = 3;  // query heads of a warp at a time
 
 KERNEL void __launch_bounds__(THREADS)
     qsa_keys(ROW_ARGUMENTS, const float* q, const Cache::Value* cached, float* s, int stride) {
+    inputs_ready();
     const Args g = ROW;
     typedef Cache::Value Value;
     constexpr int GAP = 16 / sizeof(Value), PIECE = 16 / sizeof(Value);
@@ -73,6 +74,7 @@ struct Partial {
 KERNEL void __launch_bounds__(THREADS)
     qsa_values(ROW_ARGUMENTS, const float* s, int stride, const Cache::Value* cached, const float* q_gate,
                float* partial, int* ended, float* out) {
+    inputs_ready();
     const Args g = ROW;
     typedef Cache::Value Value;
     constexpr int PIECE = 16 / sizeof(Value), PIECES = 32 / PIECE;

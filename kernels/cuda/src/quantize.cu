@@ -7,6 +7,7 @@
 
 // x (n, cols) float32 -> q (n, cols) int8, d (n, cols / 32), sums (n, cols / SUMS). total = n * cols / 8.
 KERNEL __launch_bounds__(256) void quantize(const float* x, u8* q, float* d, float* sums, long long total) {
+    inputs_ready();
     const long long i = blockIdx.x * 256ll + threadIdx.x;  // octet; the four of a block are in one warp
     float v[8];
     load_octet(v, x + 8 * min(i, total - 1));

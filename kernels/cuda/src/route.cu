@@ -27,6 +27,7 @@ DEVICE Best best_of_lane(const u32 (&keys)[PER_LANE], int lane) {
 
 KERNEL void __launch_bounds__(128)
     route(const float* logits, int* experts, float* weights, int n, int n_experts, int used) {
+    inputs_ready();
     const long long row = blockIdx.x * 4ll + (threadIdx.x >> 5);
     const int lane = threadIdx.x & 31;
     if (row >= n) return;

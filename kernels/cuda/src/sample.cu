@@ -84,6 +84,7 @@ DEVICE int lower_bound(const int* ids, int n, int id) {
 KERNEL void __launch_bounds__(512)
     sample_recent(const float* logits, const double* settings, const int* recent, u32* seen, double* best, int* best_ids,
                   int vocab, int last, int words) {
+    inputs_ready();
     __shared__ double scores[RECENT_MOST];
     __shared__ int ids[RECENT_MOST];
     const long long row = blockIdx.x;
@@ -136,6 +137,7 @@ DEVICE u32 word_of(const float* logits, const u32* seen, int vocab, int id) {
 
 KERNEL void __launch_bounds__(256)
     sample_runs(const float* logits, const double* settings, const u32* seen, u32* runs, int vocab, int n_runs, int words) {
+    inputs_ready();
     const long long row = blockIdx.y;
     const int lane = threadIdx.x & 31, warps = gridDim.x * 8;
     const bool penalises = words && Settings::of(settings + row * SETTINGS).penalises();
@@ -258,6 +260,7 @@ KERNEL void __launch_bounds__(1024)
     sample_pick(const float* logits, const double* settings, const u64* seeds, const int* positions, const u32* seen,
                 const double* best, const int* best_ids, const u32* runs, int* out, int vocab, int n_runs, int words,
                 int ahead) {
+    inputs_ready();
     __shared__ SelectMemory memory;
     __shared__ Candidates c;
     __shared__ int chosen_runs[MOST];

@@ -9,11 +9,13 @@
 
 KERNEL void __launch_bounds__(32) window_recent(const int* tokens, const int* positions, const int* moduli, int* recent,
                                                 int n, int last) {
+    inputs_ready();
     const int i = threadIdx.x;
     if (i < n && moduli[i] > 0) recent[i * last + positions[i] % moduli[i]] = tokens[i];
 }
 
 KERNEL void __launch_bounds__(32) window_next(const int* ids, int* tokens, int* positions, int* segments, int n) {
+    inputs_ready();
     const int i = threadIdx.x;
     if (i >= n) return;
     tokens[i] = max(ids[i], 0);

@@ -113,6 +113,8 @@ class Kernel:
                 if not argument.flags.c_contiguous:
                     raise ValueError(f"argument {i} is not contiguous: {argument.shape} {argument.strides}")
                 value = np.array([argument.ctypes.data], np.uint64)
+            elif argument is None:
+                value = np.zeros(1, np.uint64)
             else:
                 if not isinstance(argument, np.generic):
                     raise TypeError(f"argument {i} is no array and no NumPy scalar: {argument!r}")

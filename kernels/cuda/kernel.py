@@ -1,0 +1,133 @@
+"""A loaded kernel and how it is launched: on the current stream, overlapping the kernel before it where the card can.
+
+On compute capability 9.0 and newer a launch may begin while its predecessor still runs: its blocks come to the card and
+run up to `inputs_ready()` (intrinsics.cuh), which every kernel calls before it touches what another one does. Captured
+graphs keep this as programmatic edges. Copies and fills between kernels are waited for as a whole. The bits are the
+same either way; STRATA_LAUNCH_OVERLAP=0 switches it off.
+
+Errors   DeviceError: a launch that the driver refuses, by name
+Cost     three microseconds or so of host time a launch: one packing of the arguments, one call of the driver
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+
+OVERLAP: Final = "STRATA_LAUNCH_OVERLAP"
+_OVERLAP_ARCH: Final = 90
+_OVERLAP_DRIVER: Final = 12030
+"""The first driver that captures overlapping launches."""
+
+_CONFIG: Final = struct.Struct("@7IPPI4x")
+"""CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes and their number."""
+_ATTRIBUTE: Final = struct.Struct("@I4xi60x")
+"""CUlaunchAttribute: its number, its value."""
+_SERIALIZATION: Final = 6
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
+_CODES: Final = {"i": "i", "u": "I", "f": "f"}
+_WIDE: Final = {"i": "q", "u": "Q", "f": "d"}
+
+
+class DeviceError(RuntimeError):
+    """The card cannot be used; the message says why and what to do."""
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
+    return library
+
+
+def overlaps(arch: int, driver: int, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether kernels of this card overlap: `arch` 90 for compute capability 9.0, `driver` 12030 for CUDA 12.3."""
+    return arch >= _OVERLAP_ARCH and driver >= _OVERLAP_DRIVER and environ.get(OVERLAP, "").strip() != "0"
+
+
+def _pointer(array: Any) -> int:
+    return 0 if array is None else int(array.data.ptr)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _packing(argument: Any) -> tuple[str, Callable[[Any], Any]]:
+    """How an argument is packed: its code for `struct`, and the value of that code."""
+    if isinstance(argument, np.generic):
+        codes = _CODES if argument.dtype.itemsize == np.dtype(np.int32).itemsize else _WIDE
+        return codes[argument.dtype.kind], _same
+    if isinstance(argument, np.ndarray):
+        return f"{argument.nbytes}s", np.ndarray.tobytes
+    return "P", _pointer
+
+
+class Kernel:
+    """One kernel. `function`: CuPy's. Not for several threads at a time: a launch is packed into one buffer.
+
+    A call takes arrays (their addresses are passed), None (a null pointer), NumPy scalars of the kernel's own types,
+    and NumPy structs (arrays without dimensions) by value, each time of the same kinds.
+    """
+
+    def __init__(self, function: Any, name: str, stream: Callable[[], int], overlapping: bool) -> None:
+        self._function = function
+        self._handle = int(function.kernel.ptr)
+        self._name = name
+        self._stream = stream
+        self._shared = 0
+        self._attribute = ctypes.create_string_buffer(_ATTRIBUTE.pack(_SERIALIZATION, 1))
+        self._attributes = ctypes.addressof(self._attribute), int(overlapping)
+        self._config = ctypes.create_string_buffer(_CONFIG.size)
+        self._arguments: _Arguments | None = None
+        self._launch = _driver().cuLaunchKernelEx
+
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0
+    ) -> None:
+        if self._arguments is None:
+            self._arguments = _Arguments(args)
+        if shared_mem > self._shared:  # more than a block has without asking, or asked for before
+            self._function.max_dynamic_shared_size_bytes = shared_mem
+            self._shared = shared_mem
+        sizes = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
+        _CONFIG.pack_into(self._config, 0, *sizes[0], *sizes[1], shared_mem, self._stream(), *self._attributes)
+        pointers = self._arguments.packed(args)
+        status = self._launch(ctypes.addressof(self._config), self._handle, pointers, None)
+        if status:
+            raise DeviceError(f"{self._name} {grid} x {block}, {shared_mem} bytes shared: {_error_name(status)}")
+
+
+class _Arguments:
+    """A buffer for a kernel's arguments, and where each lies in it."""
+
+    def __init__(self, args: tuple[Any, ...]) -> None:
+        ways = [_packing(a) for a in args]
+        self._layout = struct.Struct("@" + "".join(code for code, _ in ways))
+        self._values = [value for _, value in ways]
+        self._buffer = ctypes.create_string_buffer(max(self._layout.size, 1))
+        first, places = ctypes.addressof(self._buffer), []
+        for i, (code, _) in enumerate(ways):
+            end = struct.calcsize("@" + "".join(c for c, _ in ways[: i + 1]))
+            places.append(first + end - struct.calcsize(f"@{code}"))
+        self._pointers = (ctypes.c_void_p * max(len(places), 1))(*places)
+        self._address = ctypes.addressof(self._pointers)
+
+    def packed(self, args: tuple[Any, ...]) -> int:
+        """Enter the arguments of a launch; the address of the list of pointers to them."""
+        self._layout.pack_into(
+            self._buffer, 0, *[value(argument) for value, argument in zip(self._values, args, strict=True)]
+        )
+        return self._address
+
+
+def _error_name(status: int) -> str:
+    name = ctypes.c_char_p()
+    _driver().cuGetErrorName(status, ctypes.byref(name))
+    return (name.value or b"CUDA error").decode() + f" ({status})"

@@ -1,0 +1,95 @@
+"""Launches that overlap: every kernel waits for its inputs, and the driver gets the arguments where C puts them."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata.kernels.cuda import kernel
+from strata.kernels.cuda.compile import SOURCES, Constants, source_text
+from strata.kernels.cuda.nvrtc import compile_ptx
+from strata.kernels.cuda.plans import DENSE, DOWN
+from strata.kernels.cuda.product_variants import CARDS, products
+from strata.kernels.cuda.variants import operations
+
+ENTRY = re.compile(r"\.entry (\w+)\((.*?)(?=\.entry|\Z)", re.DOTALL)
+
+
+def variants() -> dict[str, Constants]:
+    """Every source with constants that it is compiled with; the window product also with picked experts."""
+    found = dict(operations())
+    jobs = [*products(CARDS[90], ("Q6_K", "F32"), (DENSE,), (1,)), *products(CARDS[90], ("Q6_K", "F32"), (DOWN,), (1,))]
+    return found | {f"{source} {constants.get('MODE', '')}": constants for source, constants in jobs}
+
+
+VARIANTS = variants()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_no_kernel_reads_what_its_predecessor_has_not_written_yet(name: str):
+    ptx = compile_ptx(source_text(name.split()[0], **VARIANTS[name]), 90)
+    kernels = ENTRY.findall(ptx)
+    assert kernels
+    for entry, body in kernels:
+        assert "griddepcontrol.wait" in body, f"{entry} may start before its inputs are there"
+        assert "griddepcontrol.launch_dependents" in body, f"the kernel after {entry} starts when it ends"
+
+
+def test_every_source_is_looked_at():
+    assert {name.split()[0] for name in VARIANTS} == {f.name for f in SOURCES.glob("*.cu")}
+
+
+def test_older_cards_and_drivers_launch_one_after_the_other():
+    assert kernel.overlaps(90, 12030, {}) and kernel.overlaps(120, 13000, {kernel.OVERLAP: "1"})
+    assert not kernel.overlaps(89, 13000, {}) and not kernel.overlaps(90, 12020, {})
+    assert not kernel.overlaps(90, 13000, {kernel.OVERLAP: "0"})
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig of cuda.h."""
+
+    _fields_ = [(f"size{i}", ctypes.c_uint) for i in range(6)] + [
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("n", ctypes.c_uint),
+    ]
+
+
+def test_the_driver_reads_the_launch_that_was_meant():
+    packed = kernel._CONFIG.pack(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+    assert len(packed) == ctypes.sizeof(Config)
+    config = Config.from_buffer_copy(packed)
+    sizes = [getattr(config, f"size{i}") for i in range(6)]
+    assert (*sizes, config.shared, config.stream, config.attributes, config.n) == tuple(range(1, 11))
+    assert len(kernel._ATTRIBUTE.pack(6, 1)) == 72  # a number, then a union of 64 bytes at a multiple of 8
+
+
+KINDS = {np.int32: ctypes.c_int, np.int64: ctypes.c_longlong, np.float32: ctypes.c_float, np.uint64: ctypes.c_ulonglong}
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(KINDS)), st.integers(0, 1 << 20)), max_size=20))
+def test_arguments_arrive_as_they_were_given(values: list[tuple[type, int]]):
+    given_values = tuple(kind(value) for kind, value in values)
+    arguments = kernel._Arguments(given_values)
+    arguments.packed(given_values)
+    for place, value in zip(arguments._pointers, given_values, strict=False):
+        kind = KINDS[type(value)]
+        assert place % ctypes.sizeof(kind) == 0 and kind.from_address(place).value == value
+
+
+def test_a_struct_and_a_null_pointer_are_passed():
+    struct = np.zeros((), np.dtype([("data", np.uint64), ("n", np.int32)], align=True))
+    struct["data"], struct["n"] = 1 << 40, 7
+    arguments = kernel._Arguments((struct, None))
+    arguments.packed((struct, None))
+    first, second = arguments._pointers
+    assert (
+        ctypes.string_at(first, struct.nbytes) == struct.tobytes()
+        and ctypes.c_void_p.from_address(second).value is None
+    )
