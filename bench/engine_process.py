@@ -1,4 +1,4 @@
-"""An engine process driven over its pipes: start, one request after another, leave.
+"""An engine process driven over its pipes: start, one request after another, or line by line; leave.
 
 Units    seconds on the monotonic clock for arrival times; the engine's own figures are in its DONE line (ms)
 Errors   EngineFailed with the engine's last ERR line and the end of its log
@@ -6,6 +6,7 @@ Errors   EngineFailed with the engine's last ERR line and the end of its log
 
 from __future__ import annotations
 
+import os
 import queue
 import subprocess
 import sys
@@ -13,17 +14,19 @@ import tempfile
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Self
 
 import msgspec
 
 from strata.protocol.lines import (
+    Command,
     Done,
     Err,
     Gen,
     Info,
+    Output,
     Progress,
     ProtocolError,
     Quit,
@@ -68,14 +71,26 @@ def engine_command(exe: str | None) -> list[str]:
 
 
 class EngineProcess:
-    """A running engine. Use as a context manager; leaving it sends QUIT and waits."""
+    """A running engine. Use as a context manager; leaving it sends QUIT and waits.
 
-    def __init__(self, argv: Sequence[str], ready_s: float = 900.0, silence_s: float = 300.0) -> None:
+    env   variables beside those of this process
+    info  what its INFO lines said · max_context: what its READY line said · start_s: seconds until then
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        ready_s: float = 900.0,
+        silence_s: float = 300.0,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self._silence_s = silence_s
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._log: IO[bytes] = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed with the process
+        self._lines: queue.SimpleQueue[tuple[float, bytes | None]] = queue.SimpleQueue()
         started = time.monotonic()
-        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log)
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env={**os.environ, **(env or {})}
+        )
         threading.Thread(target=self._read, daemon=True).start()
         self.info: dict[str, int | float | str] = {}
         try:
@@ -85,29 +100,73 @@ class EngineProcess:
             raise
         self.start_s = time.monotonic() - started
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def generate(self, ids: Sequence[int], max_new: int, keys: SamplingKeys | None = None) -> Generation:
         """Sends GEN and collects lines up to DONE. Raises EngineFailed on ERR, silence or death."""
         sent = time.monotonic()
-        self._send(encode(Gen(max_new, array("i", ids), keys or SamplingKeys())))
-        tokens, arrival, progress = [], [], []
-        for line in self._outputs(self._silence_s):
+        self.send(Gen(max_new, array("i", ids), keys or SamplingKeys()))
+        tokens, arrivals, progress = [], [], []
+        while True:
+            arrival, line = self.receive()
             if isinstance(line, Token):
                 tokens.append(line.id)
-                arrival.append(time.monotonic() - sent)
+                arrivals.append(arrival - sent)
             elif isinstance(line, Progress):
                 progress.append(line)
             elif isinstance(line, Done):
-                return Generation(tokens, arrival, line, progress)
+                return Generation(tokens, arrivals, line, progress)
             elif isinstance(line, Err):
                 raise EngineFailed(f"the engine refused the request: {line.text}")
+
+    def send(self, *commands: Command | bytes) -> None:
+        """Commands in one write; bytes are a line as it is, without its LF. Raises EngineFailed when it is gone."""
+        lines = [command if isinstance(command, bytes) else encode(command).encode() for command in commands]
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(b"".join(line + b"\n" for line in lines))
+            self._process.stdin.flush()
+        except OSError as e:
+            raise EngineFailed(self._death()) from e
+
+    def receive(self, silence_s: float | None = None) -> tuple[float, Output]:
+        """The next line and when it arrived. Raises EngineFailed on silence, on the end of stdout, and for a line that
+        is not of the protocol."""
+        for arrival, line in self._outputs(self._silence_s if silence_s is None else silence_s):
+            return arrival, line
         raise EngineFailed(self._death())
+
+    def waits(self) -> bool:
+        """Whether no line has arrived that has not been received."""
+        return self._lines.empty()
+
+    def close_input(self) -> None:
+        """End of its stdin. What it still says can be received, then its stdout ends."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def exit_code(self, wait_s: float = CLOSE_S) -> int:
+        """Waits for its end. Raises EngineFailed when it does not come."""
+        try:
+            return self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            raise EngineFailed(f"the engine did not end within {wait_s:.0f} s") from None
+
+    def log_text(self) -> str:
+        """Its log so far."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
 
     def close(self) -> None:
         """QUIT, then terminate, then kill; each gets 20 s."""
+        assert self._process.stdin is not None
         if self._process.poll() is None:
             try:
-                self._send(encode(Quit()))
-                self._process.stdin.close()  # type: ignore[union-attr]
+                if not self._process.stdin.closed:
+                    self.send(Quit())
+                    self._process.stdin.close()
             except EngineFailed:
                 pass  # it went away by itself: nothing to ask
             for end in (None, self._process.terminate, self._process.kill):
@@ -129,35 +188,28 @@ class EngineProcess:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put(None)
+            self._lines.put((time.monotonic(), line))
+        self._lines.put((time.monotonic(), None))
 
-    def _send(self, line: str) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(line.encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError as e:
-            raise EngineFailed(self._death()) from e
-
-    def _outputs(self, silence_s: float) -> Iterator[object]:
+    def _outputs(self, silence_s: float) -> Iterator[tuple[float, Output]]:
         while True:
             try:
-                raw = self._lines.get(timeout=silence_s)
+                arrival, raw = self._lines.get(timeout=silence_s)
             except queue.Empty:
                 raise EngineFailed(f"no line from the engine for {silence_s:.0f} s") from None
             if raw is None:
+                self._lines.put((arrival, None))  # for whoever asks again
                 return
             try:
                 line = decode_output(raw)
             except ProtocolError as e:
                 raise EngineFailed(f"the engine wrote a line that is not of the protocol: {e}") from None
             if line is not None:
-                yield line
+                yield arrival, line
 
     def _wait_ready(self, ready_s: float) -> int:
         reason = ""
-        for line in self._outputs(ready_s):
+        for _, line in self._outputs(ready_s):
             if isinstance(line, Info):
                 self.info.update(line.values)
             elif isinstance(line, Ready):
