@@ -63,6 +63,9 @@ class StateMemory(Protocol):
     def mirror(self, shape: tuple[int, ...], value: int) -> Mirror:
         """A host array of int32 filled with a value, and what kernels see of it."""
 
+    def copy(self, target: Array, source: Array) -> None:
+        """Copy between C-contiguous arrays of state of the same bytes, behind all work before it."""
+
     def read(self, array: Array) -> npt.NDArray[Any]:
         """A copy of a C-contiguous array on the host; waits for all work before it."""
 

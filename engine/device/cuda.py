@@ -128,6 +128,9 @@ class CudaDevice:
         self.driver.zero(array)
         return array[:n_bytes]
 
+    def copy(self, target: Array, source: Array) -> None:
+        self.driver.copy(target, source)
+
     def read(self, array: Array) -> npt.NDArray[Any]:
         return self.driver.fetch(array)
 

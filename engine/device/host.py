@@ -52,6 +52,9 @@ class HostMemory:
     def mirror(self, shape: tuple[int, ...], value: int) -> HostMirror:
         return HostMirror(np.full(shape, value, np.int32))
 
+    def copy(self, target: Array, source: Array) -> None:
+        target[...] = source
+
     def read(self, array: Array) -> npt.NDArray[Any]:
         return np.array(array)
 

@@ -47,11 +47,16 @@ class Model:
         self._embedding, self._head, stage = bind(pack, device, max_context)
         self.stages = (stage,)
 
-    def new_state(self, n_slots: int, kv: str = "fp32") -> StatePool:
+    def new_state(
+        self, n_slots: int, kv: str = "fp32", n_checkpoints: int = 0, n_pages: int | None = None
+    ) -> StatePool:
         """An empty state. Raises StateTooLarge when the device's free memory does not hold it."""
         if self.device.sides == 1:
-            require_memory(self.spec, n_slots, self.max_context, self.device.memory().free)
-        return StatePool(self.spec, n_slots, self.max_context, kv=kv, memory=self.device)
+            free = self.device.memory().free
+            require_memory(self.spec, n_slots, self.max_context, free, n_checkpoints, n_pages)
+        return StatePool(
+            self.spec, n_slots, self.max_context, n_pages, kv, memory=self.device, n_checkpoints=n_checkpoints
+        )
 
     def forward(self, rows: Rows, state: StatePool, want: Sequence[int] | None = None) -> F32:
         """Read the rows into the state; logits (len(want), vocab) of the rows that `want` names (None: of none)."""

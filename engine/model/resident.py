@@ -52,6 +52,7 @@ class Resident:
         *,
         max_context: int,
         n_slots: int = 1,
+        n_checkpoints: int = 0,
         kv: str = "fp32",
         table: str = "auto",
         chunks: Sequence[int] = AUTO_CHUNKS,
@@ -61,11 +62,11 @@ class Resident:
         self.device = device
         meter = Meter(device.sides)
         bind(pack, meter, max_context)
-        StatePool(pack.spec, n_slots, max_context, kv=kv, memory=meter)
+        StatePool(pack.spec, n_slots, max_context, kv=kv, memory=meter, n_checkpoints=n_checkpoints)
         self.expert_bytes = meter.experts
         self._open_arenas(meter, table)
         self.model = Model(pack, device, max_context)
-        self.state = self.model.new_state(n_slots, kv)
+        self.state = self.model.new_state(n_slots, kv, n_checkpoints)
         self.windows = Windows(self.model, self.state, device, WINDOW_ROWS)
         device.load()
         try:

@@ -11,6 +11,7 @@ Cost     growing by a page is a pop from a list; the arrays are allocated once
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -65,7 +66,10 @@ def page_bytes(spec: ModelSpec, kv: str = "fp32") -> int:
 
 
 class PagePool:
-    """The pages of `n_slots` slots of at most `pages_per_slot` pages each; `layers` in the order of the model."""
+    """The pages of `n_slots` slots of at most `pages_per_slot` pages each; `layers` in the order of the model.
+
+    After the slots come `n_checkpoints` more, which hold pages but are not shown to kernels.
+    """
 
     def __init__(
         self,
@@ -75,9 +79,12 @@ class PagePool:
         n_pages: int,
         kv: str = "fp32",
         memory: StateMemory | None = None,
+        n_checkpoints: int = 0,
     ) -> None:
-        memory = memory or HostMemory()
+        self._memory = memory = memory or HostMemory()
         self.n_pages = n_pages
+        self.tables: I32 = np.full((n_slots + n_checkpoints, pages_per_slot), -1, np.int32)
+        """The page tables of slots and checkpoints, for reading."""
         self._mirror = memory.mirror((n_slots, pages_per_slot), -1)
         self._changed = False
         self.layers = tuple(
@@ -86,23 +93,25 @@ class PagePool:
         )
         self._free = list(range(n_pages - 1, -1, -1))
         self._references = [0] * n_pages
-        self._held = [0] * n_slots
-
-    @property
-    def tables(self) -> I32:
-        """The page tables, for reading."""
-        return self._mirror.host
+        self._held = [0] * (n_slots + n_checkpoints)
 
     @property
     def kernel_tables(self) -> Any:
-        """The page tables as kernels see them: at one address, and as of the last `update`."""
+        """The page tables of the slots as kernels see them: at one address, and as of the last `update`."""
         return self._mirror.array
 
     def update(self) -> None:
         """Show the kernels what has changed in the tables."""
         if self._changed:
+            self._mirror.host[...] = self.tables[: len(self._mirror.host)]
             self._mirror.update()
         self._changed = False
+
+    @property
+    def arrays(self) -> Iterator[Any]:
+        """All arrays of pages, (pages, ..), without those of size 0."""
+        for layer in self.layers:
+            yield from (array for f in fields(layer) if (array := getattr(layer, f.name)).size)
 
     @property
     def n_free(self) -> int:
@@ -147,6 +156,22 @@ class PagePool:
             self._references[page] += 1
             self.tables[target, i] = page
         self._held[target] = n
+
+    def lost_with(self, slot: int) -> int:
+        """Pages that nobody else holds: what releasing the slot would free."""
+        return sum(self._references[page] == 1 for page in self.tables[slot, : self._held[slot]].tolist())
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Let the empty slot `target` hold the first `tokens` tokens of `source`: whole pages are shared, of the last,
+        unfinished one there is a copy. OutOfPages when there is no page for it."""
+        whole, unfinished = divmod(tokens, PAGE)
+        self.require(unfinished > 0)
+        self.share(source, target, whole)
+        if unfinished:
+            self.grow(target, tokens)
+            page, given = self.tables[target, whole], self.tables[source, whole]
+            for array in self.arrays:
+                self._memory.copy(array[page], array[given])
 
     def release(self, slot: int) -> None:
         """Take all pages from the slot; those without another holder are free again."""

@@ -7,7 +7,8 @@ One block per slot, all float32 but the ids:
 A model without an n-gram embedding has no ple_conv and no history: arrays of size 0.
 
 Where the memory has two sides, a slot has two rows, 2 * slot and the next: a pass reads the one that is current and
-writes the other, and `advance` makes that one current. Passes that nobody advanced to leave no trace.
+writes the other, and `advance` makes that one current. Passes that nobody advanced to leave no trace. Checkpoints come
+after the slots and have one row each: no pass reads or writes them.
 """
 
 from __future__ import annotations
@@ -35,20 +36,23 @@ class GdnState:
 
 
 def recurrent_bytes(spec: ModelSpec) -> int:
-    """Bytes of one row of a slot: all there is on the host."""
+    """Bytes of one row: of a checkpoint, and of a slot on the host."""
     gdn = sum(int(np.prod(shape)) for shape in _gdn_shapes(spec)) * len(spec.gdn_layers)
     return 4 * (gdn + int(np.prod(_ple_shape(spec))) + _n_history(spec))
 
 
 class Recurrent:
-    """The blocks of `n_slots` slots; `gdn` in the order of the model's delta net layers."""
+    """The blocks of `n_slots` slots and `n_checkpoints`; `gdn` in the order of the model's delta net layers."""
 
-    def __init__(self, spec: ModelSpec, n_slots: int, memory: StateMemory | None = None) -> None:
+    def __init__(
+        self, spec: ModelSpec, n_slots: int, memory: StateMemory | None = None, n_checkpoints: int = 0
+    ) -> None:
         self._memory = memory or HostMemory()
         self._sides = self._memory.sides
-        rows = n_slots * self._sides
+        self._n_slots = n_slots
+        rows = n_slots * self._sides + n_checkpoints
         if rows > MAX_STATE_ROWS:
-            raise ValueError(f"a state has at most {MAX_STATE_ROWS // self._sides} slots here, got {n_slots}")
+            raise ValueError(f"a state has at most {MAX_STATE_ROWS} rows, got {rows}; use fewer slots")
         conv, state = _gdn_shapes(spec)
         zeros = self._memory.zeros
         self.gdn = tuple(GdnState(zeros((rows, *conv)), zeros((rows, *state))) for _ in spec.gdn_layers)
@@ -56,12 +60,13 @@ class Recurrent:
         self.history: I32 = zeros((rows, _n_history(spec)), np.int32)
         self._eos = spec.ple.eos if spec.ple else 0
         self._current = [0] * n_slots
-        for slot in range(n_slots):
+        for slot in range(n_slots + n_checkpoints):
             self._forget_history(slot)
 
     def row(self, slot: int) -> int:
         """The row that holds the slot's state."""
-        return self._sides * slot + self._current[slot]
+        beyond = slot - self._n_slots
+        return self._sides * self._n_slots + beyond if beyond >= 0 else self._sides * slot + self._current[slot]
 
     def name(self, slot: int) -> int:
         """What a segment calls the slot: its row, and in the upper half the bits in which the row to write differs."""
@@ -85,11 +90,20 @@ class Recurrent:
         if self.history.size:
             self._memory.fill(self.history[self.row(slot)], self._eos)
 
+    @property
+    def arrays(self) -> list[Array]:
+        """All arrays, (rows, ..), in one fixed order, without those of size 0."""
+        layers: list[Array] = [array for layer in self.gdn for array in (layer.conv, layer.state)]
+        return [array for array in (*layers, self.ple_conv, self.history) if array.size]
+
+    def copy(self, source: int, target: int) -> None:
+        """Make the target's block equal to the source's."""
+        for array in self.arrays:
+            self._memory.copy(array[self.row(target)], array[self.row(source)])
+
     def block(self, slot: int) -> bytes:
-        """All bytes of a slot's block, in one fixed order."""
-        arrays: list[Array] = [array for layer in self.gdn for array in (layer.conv, layer.state)]
-        arrays += [array for array in (self.ple_conv, self.history) if array.size]
-        return b"".join(self._memory.read(array[self.row(slot)]).tobytes() for array in arrays)
+        """All bytes of a slot's block, in the order of `arrays`."""
+        return b"".join(self._memory.read(array[self.row(slot)]).tobytes() for array in self.arrays)
 
 
 def _gdn_shapes(spec: ModelSpec) -> tuple[tuple[int, int], tuple[int, int, int]]:

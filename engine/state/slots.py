@@ -9,7 +9,7 @@ Cost     `estimate_bytes` is arithmetic; `digest` and `state_bytes` copy a slot'
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,17 +30,35 @@ class StateTooLarge(Exception):
     """The state that was asked for does not fit the memory there is. One line."""
 
 
+def pages_of(n_slots: int, max_context: int, n_checkpoints: int = 0) -> int:
+    """Pages with which every slot can grow to the whole context while each checkpoint keeps its unfinished page."""
+    return n_slots * pages_for(max_context) + n_checkpoints
+
+
 def estimate_bytes(
-    spec: ModelSpec, n_slots: int, max_context: int, n_pages: int | None = None, kv: str = "fp32", sides: int = 1
+    spec: ModelSpec,
+    n_slots: int,
+    max_context: int,
+    n_pages: int | None = None,
+    kv: str = "fp32",
+    sides: int = 1,
+    n_checkpoints: int = 0,
 ) -> int:
     """Bytes of the arrays of a StatePool of these figures, without its page tables."""
-    pages = n_slots * pages_for(max_context) if n_pages is None else n_pages
-    return pages * page_bytes(spec, kv) + sides * n_slots * recurrent_bytes(spec)
+    pages = pages_of(n_slots, max_context, n_checkpoints) if n_pages is None else n_pages
+    return pages * page_bytes(spec, kv) + (sides * n_slots + n_checkpoints) * recurrent_bytes(spec)
 
 
-def require_memory(spec: ModelSpec, n_slots: int, max_context: int, free_bytes: int) -> None:
+def require_memory(
+    spec: ModelSpec,
+    n_slots: int,
+    max_context: int,
+    free_bytes: int,
+    n_checkpoints: int = 0,
+    n_pages: int | None = None,
+) -> None:
     """StateTooLarge unless a StatePool of these figures fits `free_bytes`."""
-    needed = estimate_bytes(spec, n_slots, max_context)
+    needed = estimate_bytes(spec, n_slots, max_context, n_pages, n_checkpoints=n_checkpoints)
     if needed > free_bytes:
         raise StateTooLarge(
             f"the state of {n_slots} slots of {max_context} tokens takes {needed / 2**30:.2f} GiB, "
@@ -49,7 +67,11 @@ def require_memory(spec: ModelSpec, n_slots: int, max_context: int, free_bytes: 
 
 
 class StatePool:
-    """`n_slots` slots of up to `max_context` tokens; `n_pages` below the sum of both lets slots compete for pages."""
+    """`n_slots` slots of up to `max_context` tokens; `n_pages` below the sum of both lets slots compete for pages.
+
+    After the slots come `n_checkpoints` more that no forward pass may name: states are copied there and back.
+    `relieve`   asked when pages are short: frees some of what can be spared, or says that there is nothing
+    """
 
     def __init__(
         self,
@@ -59,17 +81,20 @@ class StatePool:
         n_pages: int | None = None,
         kv: str = "fp32",
         memory: StateMemory | None = None,
+        n_checkpoints: int = 0,
     ) -> None:
         if n_slots < 1 or max_context < 1 or (n_pages is not None and n_pages < 1):
             raise ValueError(f"a state of {n_slots} slots of {max_context} tokens in {n_pages} pages is empty")
         per_slot = pages_for(max_context)
         self.n_slots = n_slots
+        self.n_checkpoints = n_checkpoints
         self.max_context = max_context
+        self.relieve: Callable[[], bool] = lambda: False
         self._memory = memory or HostMemory()
-        most = n_slots * per_slot if n_pages is None else n_pages
-        self.pages = PagePool(spec, n_slots, per_slot, most, kv, self._memory)
-        self.recurrent = Recurrent(spec, n_slots, self._memory)
-        self._lengths = [0] * n_slots
+        most = pages_of(n_slots, max_context, n_checkpoints) if n_pages is None else n_pages
+        self.pages = PagePool(spec, n_slots, per_slot, most, kv, self._memory, n_checkpoints)
+        self.recurrent = Recurrent(spec, n_slots, self._memory, n_checkpoints)
+        self._lengths = [0] * (n_slots + n_checkpoints)
 
     def length(self, slot: int) -> int:
         """Tokens in the slot's state: the position of the next one."""
@@ -87,9 +112,29 @@ class StatePool:
             if total > self.max_context:
                 raise OutOfPages(f"slot {slot}: {total} tokens do not fit the context of {self.max_context}")
             missing += self.pages.missing(slot, total)
-        self.pages.require(missing)
+        self._require(missing)
         for slot, n_tokens in more:
             self.pages.grow(slot, self._lengths[slot] + n_tokens)
+        self.pages.update()
+
+    def _require(self, pages: int) -> None:
+        """OutOfPages unless so many are free, or can be freed."""
+        while pages > self.pages.n_free and self.relieve():
+            pass
+        self.pages.require(pages)
+
+    def copy(self, source: int, target: int) -> None:
+        """Make `target` equal to `source`: whole pages by reference, the unfinished one and the recurrent block copied
+        on the device. OutOfPages, with everything as it was, when there is no page for the unfinished one."""
+        if source == target:
+            return
+        n = self._lengths[source]
+        if n % PAGE and not self.pages.lost_with(target):
+            self._require(1)
+        self.pages.release(target)
+        self.pages.copy(source, target, n)
+        self.recurrent.copy(source, target)
+        self._lengths[target] = n
         self.pages.update()
 
     def located(self, rows: Rows) -> Rows:
@@ -107,6 +152,11 @@ class StatePool:
         """Empty the slot: nothing of its sequence survives."""
         self.pages.release(slot)
         self.recurrent.reset(slot)
+        self._lengths[slot] = 0
+
+    def drop(self, slot: int) -> None:
+        """Give the slot's pages back. Its recurrent block means nothing until a reset, or a copy to it."""
+        self.pages.release(slot)
         self._lengths[slot] = 0
 
     def state_bytes(self, slot: int) -> bytes:

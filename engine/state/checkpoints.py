@@ -1,0 +1,87 @@
+"""Checkpoints: where a read takes one, and which one goes when there is no room. Decisions only; nothing is copied.
+
+Kinds    root      the first turn boundary at or after `root` tokens of a prompt that is read from its start
+         pin       the end of a prefix that a request says is shared
+         turn      the last turn boundary of a prompt: what is left when the client drops the answer's reasoning
+         periodic  every `every` tokens
+Units    positions in tokens: a checkpoint at p holds the first p tokens; a boundary is the position of a turn token
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from strata.kernels.ops import I32
+
+Kind = Literal["periodic", "turn", "root", "pin"]
+MIN_FOR_PINS: Final = 3
+"""Checkpoints below which nothing is pinned: two stay for what is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRules:
+    """`--prompt-cache`: checkpoints kept, 0 = no reuse at all; `--prompt-cache-every` and `-root`, 0 = none."""
+
+    checkpoints: int = 6
+    every: int = 16384
+    root: int = 2048
+
+    @property
+    def reuse(self) -> bool:
+        return self.checkpoints > 0
+
+
+@dataclass(slots=True, eq=False)
+class Checkpoint:
+    """tokens int32 (position,): what the state has read; used: when it was taken or last continued from."""
+
+    tokens: I32
+    kind: Kind
+    used: int
+
+
+def is_prefix(tokens: I32, prompt: I32) -> bool:
+    """Whether the prompt begins with the tokens."""
+    return len(tokens) <= len(prompt) and np.array_equal(tokens, prompt[: len(tokens)])
+
+
+def due(rules: CacheRules, turn_token: int, prompt: I32, begin: int, pin: int, keep: bool) -> dict[int, Kind]:
+    """Where in (begin, len(prompt)) a read from `begin` takes which checkpoint, in ascending order.
+
+    pin     tokens of the shared prefix, 0 = none; ignored where it leaves less than two tokens to read
+    keep    False: none but the root
+    """
+    n, found = len(prompt), dict[int, Kind]()
+    if not rules.reuse:
+        return found
+    boundaries = np.flatnonzero(prompt == turn_token)
+    if keep:
+        if rules.every:
+            found.update(dict.fromkeys(range(rules.every, n, rules.every), "periodic"))
+        found.update(dict.fromkeys(boundaries[-1:].tolist(), "turn"))
+    if rules.root and not begin:
+        found.update(dict.fromkeys(boundaries[boundaries >= rules.root][:1].tolist(), "root"))
+    if keep and rules.checkpoints >= MIN_FOR_PINS and pin < n - 1:
+        found[pin] = "pin"
+    return {position: found[position] for position in sorted(found) if begin < position < n}
+
+
+def victim(kept: Mapping[int, Checkpoint], of_slots: Collection[int], spared: Collection[int]) -> int | None:
+    """The key of the checkpoint that goes next, None when all that there are is `spared`.
+
+    The least recently used of the plain ones; then of those that belong to slots (`of_slots`); then the root that was
+    used last; then pins. Pins beyond what leaves two places for others, and older roots, are plain.
+    """
+    pins = sorted((k for k, c in kept.items() if c.kind == "pin"), key=lambda k: kept[k].used)
+    pins = pins[max(0, len(pins) - (len(kept) - MIN_FOR_PINS + 1)) :]
+    root = max((k for k, c in kept.items() if c.kind == "root"), key=lambda k: kept[k].used, default=None)
+
+    def worth(key: int) -> tuple[int, int]:
+        level = 3 if key in pins else 2 if key == root else 1 if key in of_slots else 0
+        return level, kept[key].used
+
+    return min((key for key in kept if key not in spared), key=worth, default=None)
