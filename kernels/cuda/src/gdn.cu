@@ -29,33 +29,55 @@ KERNEL void __launch_bounds__(128)
     beta[at] = sigmoid_f32(b[at]);
 }
 
-// p null: the kept inputs are not moved here, and p, conv and segments are not used.
+// What a warp moves of the kept inputs of its segment: its value head, and the query and key head of the same number.
+struct Kept {
+    float v[3][TAPS - 1][PARTS];
+
+    DEVICE static int channel(int part, int head, int key_heads) {
+        return (part == 0 ? 2 * key_heads + head : part == 1 ? head : key_heads + head) * D + (threadIdx.x & 31);
+    }
+    DEVICE void load(const Window& window, int head, int key_heads) {
+#pragma unroll
+        for (int part = 0; part < 3; part++)
+            if (part == 0 || head < key_heads) window.last(v[part], channel(part, head, key_heads));
+    }
+    DEVICE void store(const Window& window, float* conv, int head, int key_heads) const {
+#pragma unroll
+        for (int part = 0; part < 3; part++)
+            if (part == 0 || head < key_heads) window.keep(conv, channel(part, head, key_heads), v[part]);
+    }
+};
+
+// p null: the kept inputs are not moved here, and p, conv and segments are not used. All but `o` was written before the
+// kernel that made it.
 KERNEL void __launch_bounds__(128)
     gdn_output(const float* o, const float* z, const float* w, float* y, const float* p, float* conv,
                const int* segments, int n, int key_heads, int value_heads, float eps) {
-    inputs_ready();
     const long long vector = blockIdx.x * 4ll + (threadIdx.x >> 5);
     const int row = static_cast<int>(vector / value_heads), head = static_cast<int>(vector % value_heads);
-    if (row >= n) return;
+    const bool works = row < n;
     const int lane = threadIdx.x & 31;
     const long long at = vector * D + lane;
     float v[PARTS], gate[PARTS], factor[PARTS];
+    Segment s = {0, 0, 0, 0};
+    Window window = {};
+    Kept kept;
+    if (works) {
+#pragma unroll
+        for (int m = 0; m < PARTS; m++) gate[m] = read_early(z + at + 32 * m), factor[m] = w[lane + 32 * m];
+        if (p) s = segment_of(segments, row);
+        window = Window::of(p, nullptr, conv, (2 * key_heads + value_heads) * D, s);
+        if (row == s.end - 1) kept.load(window, head, key_heads);
+    }
+    inputs_ready();
+    if (!works) return;
     float chains[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int m = 0; m < PARTS; m++) v[m] = o[at + 32 * m], gate[m] = z[at + 32 * m], factor[m] = w[lane + 32 * m];
+    for (int m = 0; m < PARTS; m++) v[m] = o[at + 32 * m];
 #pragma unroll
     for (int m = 0; m < PARTS; m++) chains[m] = fmaf(v[m], v[m], chains[m]);
     const float r = rms_factor(fold_chains(chains), D, eps);
 #pragma unroll
     for (int m = 0; m < PARTS; m++) y[at + 32 * m] = ((v[m] * r) * factor[m]) * sigmoid_f32(gate[m]);
-    if (!p) return;
-    const Segment s = segment_of(segments, row);
-    if (row != s.end - 1) return;
-    const Window window = Window::of(p, nullptr, conv, (2 * key_heads + value_heads) * D, s);
-    for (int x = lane; x < D; x += 32) {
-        window.keep(conv, (2 * key_heads + head) * D + x);
-        if (head >= key_heads) continue;
-        window.keep(conv, head * D + x);
-        window.keep(conv, (key_heads + head) * D + x);
-    }
+    if (row == s.end - 1) kept.store(window, conv, head, key_heads);
 }

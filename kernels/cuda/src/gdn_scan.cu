@@ -220,7 +220,10 @@ KERNEL void __launch_bounds__(SCAN_THREADS)
     if (part >= (g.head < key_heads ? 3 : 1)) return;
     const int vector = part == 0 ? 2 * key_heads + g.head : part == 1 ? g.head : key_heads + g.head;
     const Window window = Window::of(p, nullptr, conv, g.channels, seg);
-    window.keep(conv, vector * D + g.column + threadIdx.x % COLUMNS);
+    const int channel = vector * D + g.column + threadIdx.x % COLUMNS;
+    float kept[TAPS - 1][1];
+    window.last(kept, channel);
+    window.keep(conv, channel, kept);
 }
 
 KERNEL void __launch_bounds__(SCAN_THREADS)

@@ -28,12 +28,22 @@ struct Window {
         return source >= s.begin ? p + static_cast<long long>(source) * channels
                                  : kept + static_cast<long long>(source - s.begin + TAPS - 1) * channels;
     }
-    // The last inputs of the segment, oldest first, to the kept ones of the row that the state advances to. One channel
-    // is moved by one thread, in this order: it may overwrite what it has read.
-    DEVICE void keep(float* conv, int channel) const {
-        float* to = conv + static_cast<long long>(s.to) * (TAPS - 1) * channels + channel;
+    // The last inputs of the segment, oldest first: what is kept of the channels channel + 32 m.
+    template <int N>
+    DEVICE void last(float (&v)[TAPS - 1][N], int channel) const {
+#pragma unroll
         for (int i = 0; i < TAPS - 1; i++)
-            to[static_cast<long long>(i) * channels] = row(s.end - (TAPS - 1) + i)[channel];
+#pragma unroll
+            for (int m = 0; m < N; m++) v[i][m] = read_early(row(s.end - (TAPS - 1) + i) + channel + 32 * m);
+    }
+    // To the kept ones of the row that the state advances to, after all of them have been read.
+    template <int N>
+    DEVICE void keep(float* conv, int channel, const float (&v)[TAPS - 1][N]) const {
+        float* to = conv + static_cast<long long>(s.to) * (TAPS - 1) * channels + channel;
+#pragma unroll
+        for (int i = 0; i < TAPS - 1; i++)
+#pragma unroll
+            for (int m = 0; m < N; m++) to[static_cast<long long>(i) * channels + 32 * m] = v[i][m];
     }
 };
 

@@ -41,15 +41,49 @@ DEVICE u32 parity(u32 x) { return __popc(x) & 1; }
 
 // ---------------------------------------------------------------------------------------------------------- launches
 
-// Until the kernels launched before this one have ended and what they wrote can be read; then the next one may begin to
-// come to the card. A kernel that is launched before the end of its predecessor (kernel.py) calls this in every thread,
-// also in those that have nothing to do: its own end must mean that all before it have ended. Nothing that another kernel
-// writes may be read before it, and nothing that another kernel reads may be written.
+// A kernel that is launched before the end of its predecessor (kernel.py) calls inputs_ready() in every thread, also in
+// those that have nothing to do: it returns when the predecessor has ended and what it wrote can be read, and lets the next
+// kernel come to the card. So the end of a kernel means that all before it have ended, and a kernel that has come knows
+// that all before its predecessor have.
+//
+// Before it a thread may read constants, and with `read_early` what kernels before the predecessor wrote. It writes nothing,
+// unless the wrapper has made sure that the predecessor does not know the place: such a kernel is *early*. It calls
+// next_may_come() first, works beside its predecessor, and waits at its end; the kernel after it may then read early
+// only what was written before that predecessor.
+DEVICE void next_may_come() {
+#if ARCH >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 DEVICE void inputs_ready() {
 #if ARCH >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+    next_may_come();
+}
+
+// Past the first level of the cache, which may hold what was there before.
+DEVICE float read_early(const float* p) {
+#if ARCH >= 900
+    float v;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+    return v;
+#else
+    return *p;
+#endif
+}
+
+// Whether this is the last block of a launch to come here, after all its threads; what the others wrote before can then be
+// read past the first cache. `ended`: a word that is 0, and is again afterwards.
+DEVICE bool last_block(u32* ended) {
+    __shared__ u32 before;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) before = atomicInc(ended, gridDim.x * gridDim.y * gridDim.z - 1);
+    __syncthreads();
+    __threadfence();
+    return before == gridDim.x * gridDim.y * gridDim.z - 1;
 }
 
 // ----------------------------------------------------------------------------------------------------------- copies

@@ -330,6 +330,7 @@ static inline int __reduce_add_sync(unsigned m, int v, SITE) { return int(__redu
 static inline unsigned __activemask() { return ~0u; }
 
 template <class T> inline T atomicAdd(T* p, T v) { T old = *p; *p = old + v; return old; }
+static inline unsigned atomicInc(unsigned* p, unsigned most) { unsigned old = *p; *p = old >= most ? 0 : old + 1; return old; }
 template <class T> inline T atomicMax(T* p, T v) { T old = *p; *p = old > v ? old : v; return old; }
 template <class T> inline T atomicMin(T* p, T v) { T old = *p; *p = old < v ? old : v; return old; }
 template <class T> inline T atomicExch(T* p, T v) { T old = *p; *p = v; return old; }
