@@ -270,7 +270,7 @@ class Conversations:
         """AccountsError unless slots, checkpoints, pages and lengths balance."""
         self._state.check()
         held = {slot: len(each.tokens) for slot, each in self._slots.items() if each.status != "DECODING"}
-        held |= {place: 0 for place in self._places}
+        held |= dict.fromkeys(self._places, 0)
         held |= {place: len(checkpoint.tokens) for place, checkpoint in self._checkpoints.items()}
         if not self._solo_busy:
             held[SOLO] = len(self._live)

@@ -56,9 +56,11 @@ def require_memory(
     free_bytes: int,
     n_checkpoints: int = 0,
     n_pages: int | None = None,
+    kv: str = "fp32",
+    sides: int = 1,
 ) -> None:
     """StateTooLarge unless a StatePool of these figures fits `free_bytes`."""
-    needed = estimate_bytes(spec, n_slots, max_context, n_pages, n_checkpoints=n_checkpoints)
+    needed = estimate_bytes(spec, n_slots, max_context, n_pages, kv, sides, n_checkpoints)
     if needed > free_bytes:
         raise StateTooLarge(
             f"the state of {n_slots} slots of {max_context} tokens takes {needed / 2**30:.2f} GiB, "
