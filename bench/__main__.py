@@ -1,4 +1,4 @@
-"""strata-bench: measure an engine, a server, and the peers beside them."""
+"""strata-bench: measure an engine, a server, and the peers beside them; and the tests that drive a whole engine."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from types import ModuleType
 
 from rich.console import Console
 
-from strata.bench import engine, peers, performance_page, serve
+from strata.bench import batch_test, engine, interleave_test, parking_test, peers, performance_page, serve
 from strata.bench.engine_process import EngineFailed
+from strata.bench.slot_model import ProtocolBroken
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "engine": (engine, "prompt and decode rates of an engine over stdin"),
     "serve": (serve, "load on a running server: time to first token, latency, throughput"),
     "peers": (peers, "this engine and llama.cpp's llama-bench on the same file, in turns"),
+    "batch-test": (batch_test, "the same prompts alone and in the slots: equal tokens, and the rate of all slots"),
+    "interleave-test": (interleave_test, "long prompts beside decoding slots, giving way, next turns: equal tokens"),
+    "parking-test": (parking_test, "a conversation kept in a slot, a checkpoint, RAM, on disk: equal to a cold read"),
     "page": (performance_page, "write docs/performance.md from the figures in bench/results"),
 }
 
@@ -33,12 +37,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 0: measured; 1: the measured thing failed; 2: the arguments are wrong."""
+    """Exit code 0: measured, and all is as it must be; 1: the measured thing failed; 2: the arguments are wrong."""
     args = parser().parse_args(argv)
     run: Callable[[argparse.Namespace, Console], int] = args.run
     try:
         return run(args, Console())
-    except (EngineFailed, OSError) as e:
+    except (EngineFailed, ProtocolBroken, OSError) as e:
         print(f"strata-bench: {e}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

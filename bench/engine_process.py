@@ -73,7 +73,7 @@ def engine_command(exe: str | None) -> list[str]:
 class EngineProcess:
     """A running engine. Use as a context manager; leaving it sends QUIT and waits.
 
-    env   variables beside those of this process
+    env   variables beside those of this process · cwd: its working directory
     info  what its INFO lines said · max_context: what its READY line said · start_s: seconds until then
     """
 
@@ -83,13 +83,19 @@ class EngineProcess:
         ready_s: float = 900.0,
         silence_s: float = 300.0,
         env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
     ) -> None:
         self._silence_s = silence_s
         self._log: IO[bytes] = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed with the process
         self._lines: queue.SimpleQueue[tuple[float, bytes | None]] = queue.SimpleQueue()
         started = time.monotonic()
         self._process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env={**os.environ, **(env or {})}
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
         )
         threading.Thread(target=self._read, daemon=True).start()
         self.info: dict[str, int | float | str] = {}

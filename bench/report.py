@@ -2,7 +2,8 @@
 
 Units    rates in tokens per second, times in ms; a summary is the median with minimum and maximum
 Format   {"tool", "date", "machine", "pack", "flags", "records": [{"target", "work", "unit", "median", "min", "max",
-         "runs", "peer"}]}; `docs/performance.md` is made from such files, no figure is typed by hand
+         "runs", "peer"}], "checks": [{"name", "ok", "detail"}]}; `docs/performance.md` is made from such files, no
+         figure is typed by hand
 """
 
 from __future__ import annotations
@@ -99,12 +100,21 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
         return cls(work=work, unit=unit, median=s.median, min=s.min, max=s.max, runs=s.runs, target=target)
 
 
+class Check(msgspec.Struct, frozen=True):
+    """Something that had to be so."""
+
+    name: str
+    ok: bool
+    detail: str = ""
+
+
 class Report(msgspec.Struct, kw_only=True):
     """A run of a bench tool."""
 
     tool: str
     records: list[Record]
     flags: dict[str, Any]
+    checks: list[Check] = []
     pack: dict[str, Any] | None = None
     date: str = msgspec.field(default_factory=now)
     machine: dict[str, Any] = msgspec.field(default_factory=machine)
@@ -151,3 +161,16 @@ def show(report: Report, console: Console) -> None:
             row += [f"{median:.2f}" if median else "", f"{r.median / median:.2f}" if median else ""]
         table.add_row(*row)
     console.print(table)
+
+
+def finish(report: Report, path: Path | None, console: Console) -> int:
+    """Shows figures and checks, writes the JSON when a path is given. -> exit code: 0 when all that had to be so is."""
+    for check in report.checks:
+        mark = "ok    " if check.ok else "FAILED"
+        console.print(f"{mark} {check.name}" + (f": {check.detail}" if check.detail else ""), markup=False)
+    if report.records:
+        show(report, console)
+    if path is not None:
+        report.write(path)
+        console.print(f"written: {path}")
+    return 0 if all(check.ok for check in report.checks) else 1
