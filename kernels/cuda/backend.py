@@ -56,6 +56,8 @@ class CudaKernels:
         self.workspace = workspace
         self._rows_at_once = rows_at_once
         self._limits = qsas.limits(workspace, attention_bytes)
+        self._ended = workspace.array((1,), np.uint32)
+        self._ended[...] = 0
         self._banks: dict[int, tuple[Moe, tuple[Bank, Bank, Bank]]] = {}
 
     @property
@@ -190,8 +192,11 @@ class CudaKernels:
         self.bind_experts(w)
         gate, up, down = self._banks[id(w)][1]
         ws = self.workspace
-        logits, shared_logits = products.linear(ws, [w.router, w.shared_router], x)
-        picked, weights = routes.route(ws, logits, used)
+        if routes.fits_window(w.router, w.shared_router, len(x)):
+            picked, weights, shared_logits = routes.route_window(ws, self._ended, w.router, w.shared_router, x, used)
+        else:
+            logits, shared_logits = products.linear(ws, [w.router, w.shared_router], x)
+            picked, weights = routes.route(ws, logits, used)
         out = mixture(ws, gate, up, down, x, picked, weights)
         with ws.scratch():
             hidden, other = products.linear(ws, [w.shared_gate, w.shared_up], x)

@@ -1,35 +1,81 @@
 """The experts of a row: the best logits and their softmax. Contract: `ops.Kernels.route`.
 
-Cost   a warp a row: the logits are read once, then `used` steps of two exchanges
+route         from logits
+route_window  of a window: the router's products with it, in one launch
+
+Cost     a warp a row: the logits are read once, then `used` steps of two exchanges
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from strata.kernels.check import check, require
+from strata.kernels.cuda import card as cards
 from strata.kernels.cuda.launch import F32, I32, launch
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
+from strata.kernels.formats import Weight
 from strata.kernels.ops import MAX_TOP_K
 
 MAX_EXPERTS: Final = 2048
 """Logits of a row: 64 registers of a lane."""
+WINDOW_ROWS: Final = 16
 _LANES: Final = 32
 _ROWS: Final = 4
 """Rows of a block."""
+_STATIC: Final = 1024
+"""Bytes of shared memory that a block of route_window leaves."""
+
+
+def _check_picks(experts: int, used: int) -> None:
+    require(experts <= MAX_EXPERTS, f"logits must have at most {MAX_EXPERTS} experts, got {experts}")
+    limit = min(experts, MAX_TOP_K)
+    require(1 <= used <= limit, f"used must be in 1 to {limit}, got {used}")
+
+
+def _per_lane(experts: int) -> int:
+    return 1 << (-(-experts // _LANES) - 1).bit_length()
 
 
 def route(workspace: Workspace, logits: DeviceArray, used: int) -> tuple[DeviceArray, DeviceArray]:
     """logits (n, E) -> the `used` best experts of every row, int32 (n, used), and their weights."""
     size = check(logits=(logits, "n E", F32))
     n, experts = size["n"], size["E"]
-    require(experts <= MAX_EXPERTS, f"logits must have at most {MAX_EXPERTS} experts, got {experts}")
-    limit = min(experts, MAX_TOP_K)
-    require(1 <= used <= limit, f"used must be in 1 to {limit}, got {used}")
+    _check_picks(experts, used)
     picked, weights = workspace.array((n, used), I32), workspace.array((n, used))
-    per_lane = 1 << (-(-experts // _LANES) - 1).bit_length()
     launch(
         "route.cu", "route", (-(-n // _ROWS),), (_LANES * _ROWS,),
-        logits, picked, weights, I32(n), I32(experts), I32(used), PER_LANE=per_lane,
+        logits, picked, weights, I32(n), I32(experts), I32(used), PER_LANE=_per_lane(experts),
     )  # fmt: skip
     return picked, weights
+
+
+def fits_window(router: Weight, shared: Weight, n: int) -> bool:
+    """Whether `route_window` takes n rows: float matrices of one type, rows of whole fours, room for the inputs."""
+    room = cards.card().shared_block - _STATIC
+    fits = router.type.is_float and router.type is shared.type and router.cols % 4 == 0
+    return fits and 1 <= n <= WINDOW_ROWS and 4 * n * router.cols <= room
+
+
+def route_window(
+    workspace: Workspace, ended: DeviceArray, router: Weight, shared: Weight, x: DeviceArray, used: int
+) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    """x (n, H) -> experts int32 (n, used), their weights, and the logits (n,) of the shared expert's gate.
+
+    `ended`: uint32 (1,), 0 before and after. Rows that `fits_window` allows. The scores stay in the workspace.
+    """
+    n = check(x=(x, f"n {router.cols}", F32), ended=(ended, "1", np.uint32))["n"]
+    experts = router.rows
+    _check_picks(experts, used)
+    logits, shared_logits = workspace.array((n, experts)), workspace.array((n,))
+    picked, weights = workspace.array((n, used), I32), workspace.array((n, used))
+    warps = _ROWS if n <= _ROWS else 2 * _ROWS
+    launch(
+        "route_window.cu", "route_window", (-(-(experts + 1) // warps),), (_LANES * warps,),
+        router.data, shared.data, x, logits, shared_logits, picked, weights, ended,
+        I32(n), I32(experts), I32(router.cols), I32(used), shared=4 * n * router.cols,
+        TYPE=router.type.name, WARPS=warps, INPUTS=1 if n == 1 else 8, PER_LANE=_per_lane(experts),
+    )  # fmt: skip
+    return picked, weights, shared_logits

@@ -24,6 +24,8 @@ def operations() -> Iterator[tuple[str, Constants]]:
         yield "hyper.cu", {"PER_THREAD": per, "STREAMS": 4}
     for per in (1, 16):
         yield "route.cu", {"PER_LANE": per}
+        for n, warps in ((1, 4), (8, 8)):
+            yield "route_window.cu", {"TYPE": "F32", "WARPS": warps, "INPUTS": n, "PER_LANE": per}
     for d in HEAD_SIZES:
         yield "gdn.cu", {"HEAD_SIZE": d, "TAPS": 4}
         yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4}

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from strata.kernels import cpu
-from strata.kernels.cuda.route import route
+from strata.kernels.cuda.route import fits_window, route, route_window
+from strata.kernels.formats import BY_NAME, Weight
 
 
 @pytest.mark.parametrize(("n", "experts", "used"), [(1, 512, 10), (5, 16, 4), (9, 24, 3), (2, 100, 64), (3, 33, 33)])
@@ -31,3 +32,28 @@ def test_equal_logits_take_the_lower_experts_and_equal_weights(target):
 def test_more_experts_than_there_are_is_refused(target):
     with pytest.raises(ValueError, match="used must be in 1 to 5, got 6"):
         route(target.workspace(), target.put(np.zeros((1, 5), np.float32)), 6)
+
+
+def matrix(kind: str, rows: int, cols: int, seed: int) -> Weight:
+    values = np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32)
+    if kind == "BF16":
+        return Weight(BY_NAME[kind], (rows, cols), (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8))
+    return Weight(BY_NAME[kind], (rows, cols), values.view(np.uint8))
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+@pytest.mark.parametrize(("n", "experts", "cols", "used"), [(1, 16, 64, 4), (3, 33, 2564, 10), (9, 70, 260, 3)])
+def test_a_window_routes_as_its_two_steps_do_and_again(target, same_bits, kind, n, experts, cols, used):
+    router, shared = matrix(kind, experts, cols, 1), matrix(kind, 1, cols, 2)
+    ended = target.put(np.zeros(1, np.uint32))
+    on_device = target.put(router), target.put(shared)
+    assert fits_window(router, shared, n)
+    for seed in (3, 4):
+        x = np.random.default_rng(seed).standard_normal((n, cols)).astype(np.float32)
+        logits, gate = cpu.linear([router, shared], x)
+        want, want_weights = cpu.route(logits, used)
+        got = [target.host(a) for a in route_window(target.workspace(), ended, *on_device, target.put(x), used)]
+        np.testing.assert_array_equal(got[0], want)
+        same_bits(got[1], want_weights)
+        same_bits(got[2], gate.reshape(-1))
+        assert target.host(ended).tolist() == [0]
