@@ -46,7 +46,7 @@ LANES_WINDOW: Final = structure(
     ("x", "join", "first", "second", "ids", "weights", "given"), ("n", "used", "cols", "tiles")
 )
 LANES_PROMPT: Final = structure(
-    ("x", "join", "first", "second", "order", "tile_list", "n_tiles"), ("n", "divide", "cols", "row_tiles")
+    ("x", "join", "first", "second", "order", "tile_list", "n_tiles"), ("n", "divide", "cols", "row_tiles", "each")
 )
 
 

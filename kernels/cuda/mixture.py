@@ -21,9 +21,8 @@ import numpy as np
 
 from strata.kernels.check import check, require
 from strata.kernels.cuda import card as cards
-from strata.kernels.cuda import plans
+from strata.kernels.cuda import lanes, plans, prompt_plans
 from strata.kernels.cuda.arguments import (
-    LANES_PROMPT,
     LANES_WINDOW,
     PROMPT,
     WINDOW,
@@ -36,13 +35,11 @@ from strata.kernels.cuda.compile import load_kernel
 from strata.kernels.cuda.plans import DOWN, GATE_UP, PAIRS, UNTUNED, WINDOW_ROWS, Tuning
 from strata.kernels.cuda.product import (
     LANES_BLOCKS,
-    LANES_TILE,
     LANES_WARPS,
     QuantizedInputs,
     check_address,
     lanes_constants,
     layout,
-    vector_width,
     window_inputs,
 )
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
@@ -50,7 +47,6 @@ from strata.kernels.formats import TensorType, Weight
 
 MAX_EXPERTS: Final = 2048
 """Experts that group_rows.cu counts in shared memory."""
-_THREADS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,8 +208,11 @@ class _Part:
         second: DeviceArray | None = None,
     ) -> None:
         kind = bank.type
-        plan = None if kind.is_float else plans.prompt_plan(cards.card(), kind)
-        columns, rows = (LANES_TILE, LANES_TILE) if plan is None else (plan.tile_columns, plan.tile_rows)
+        plan = None
+        if not kind.is_float:
+            each = prompt_plans.expected(self.pairs, bank.experts)
+            plan = prompt_plans.prompt_plan(cards.card(), kind, mode, (bank.rows,), each)
+        columns = lanes.TILE if plan is None else plan.cut.columns
         if columns not in groups:
             groups[columns] = group_rows(self.workspace, self.ids, bank.experts, columns)
         order, tile_list, n_tiles = groups[columns]
@@ -221,19 +220,17 @@ class _Part:
             "first": bank.addresses, "second": second, "order": order, "tile_list": tile_list, "n_tiles": n_tiles,
             "n": self.pairs, "divide": self.pairs // len(x), "cols": bank.cols,
         }  # fmt: skip
+        matrices = [(0, out, bank.rows)]
         if plan is None:
-            arguments = fill(LANES_PROMPT, x=x, **common)
-        else:
-            made = inputs.of(kind)
-            arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, **common)
-        tiles = enter_matrices(arguments, [(0, out, bank.rows)], rows // 2 if mode == GATE_UP else rows)
+            lanes.launch_prompt(kind, mode, len(tile_list), matrices, x=x, **common)
+            return
+        made = inputs.of(kind)
+        arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, **common)
+        rows = plan.cut.rows
+        tiles = enter_matrices(arguments, matrices, rows // 2 if mode == GATE_UP else rows)
         arguments["row_tiles"] = tiles
         blocks = tiles * len(tile_list)
-        if plan is None:
-            constants: dict[str, int | str] = {"TYPE": kind.name, "MODE": mode, "VEC": vector_width(bank.cols)}
-            run("lanes_prompt", constants, blocks, _THREADS, arguments)
-        else:
-            run("product_prompt", plan.constants(kind, mode), blocks, plan.threads, arguments, plan.shared)
+        run("product_prompt", plan.constants(kind, mode), blocks, plan.cut.threads, arguments, plan.shared)
 
 
 def group_rows(workspace: Workspace, ids: DeviceArray, experts: int, tile: int) -> tuple[DeviceArray, ...]:

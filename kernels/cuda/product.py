@@ -22,9 +22,8 @@ import numpy as np
 
 from strata.kernels.check import check, require
 from strata.kernels.cuda import card as cards
-from strata.kernels.cuda import plans
+from strata.kernels.cuda import plans, prompt_plans
 from strata.kernels.cuda.arguments import (
-    LANES_PROMPT,
     LANES_WINDOW,
     MATRICES,
     PROMPT,
@@ -35,6 +34,7 @@ from strata.kernels.cuda.arguments import (
     run,
 )
 from strata.kernels.cuda.compile import load_kernel
+from strata.kernels.cuda.lanes import launch_prompt, vector_width
 from strata.kernels.cuda.plans import CHUNK, DENSE, UNTUNED, WINDOW_ROWS, Tuning
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.formats import TensorType, Weight
@@ -47,9 +47,6 @@ LANES_WARPS: Final = 4
 """Few warps a block spread a small matrix (a router's 512 rows) over all multiprocessors."""
 LANES_BLOCKS: Final = 8
 """Blocks of a multiprocessor at most."""
-LANES_TILE: Final = 16
-"""Rows, and columns, of a block's tile in lanes_prompt.cu."""
-_PROMPT_THREADS: Final = 256
 _OCTET: Final = 8
 _ALIGNMENT: Final = 16
 
@@ -157,11 +154,6 @@ def _matrices(weights: Sequence[Weight], outs: Sequence[DeviceArray]) -> list[tu
     return [(address(w.data), o, w.rows) for w, o in zip(weights, outs, strict=True)]
 
 
-def vector_width(cols: int) -> int:
-    """Columns that the kernels for float weights read at once."""
-    return 4 if cols % 4 == 0 else 1
-
-
 def _window(
     workspace: Workspace,
     weights: Sequence[Weight],
@@ -224,19 +216,15 @@ def _prompt(
     kind, (n, cols) = weights[0].type, x.shape
     matrices = _matrices(weights, outs)
     if kind.is_float:
-        arguments = fill(LANES_PROMPT, x=x, join=join, n=n, divide=1, cols=cols)
-        tiles = enter_matrices(arguments, matrices, LANES_TILE)
-        arguments["row_tiles"] = tiles
-        constants: dict[str, int | str] = {"TYPE": kind.name, "MODE": DENSE, "VEC": vector_width(cols)}
-        run("lanes_prompt", constants, tiles * -(-n // LANES_TILE), _PROMPT_THREADS, arguments)
+        launch_prompt(kind, DENSE, n, matrices, x=x, join=join, n=n, divide=1, cols=cols)
         return
-    plan = plans.prompt_plan(cards.card(), kind)
+    plan = prompt_plans.prompt_plan(cards.card(), kind, DENSE, tuple(w.rows for w in weights), n)
     made = inputs.of(kind)
     arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, join=join, n=n, divide=1, cols=cols)
-    tiles = enter_matrices(arguments, matrices, plan.tile_rows)
+    tiles = enter_matrices(arguments, matrices, plan.cut.rows)
     arguments["row_tiles"] = tiles
-    blocks = tiles * -(-n // plan.tile_columns)
-    run("product_prompt", plan.constants(kind, DENSE), blocks, plan.threads, arguments, plan.shared)
+    blocks = tiles * -(-n // plan.cut.columns)
+    run("product_prompt", plan.constants(kind, DENSE), blocks, plan.cut.threads, arguments, plan.shared)
 
 
 def dequantize(workspace: Workspace, w: Weight, rows: DeviceArray) -> DeviceArray:

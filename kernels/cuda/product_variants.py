@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from strata.kernels.cuda import plans
+from strata.kernels.cuda import plans, prompt_plans
 from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.compile import Constants
+from strata.kernels.cuda.lanes import lanes_plan, vector_width
 from strata.kernels.cuda.plans import DENSE, DOWN, GATE_UP, PAIRS
 from strata.kernels.cuda.product import lanes_constants
 from strata.kernels.formats import BY_NAME, TensorType
@@ -36,6 +37,8 @@ REPRESENTATIVE: Final = ("Q6_K", "BF16")
 MODES: Final = (DENSE, GATE_UP, DOWN, PAIRS)
 WINDOWS: Final = (1, 2, 9)
 """Rows of a window: one of each kind of kernel."""
+PROMPTS: Final = (48, 8192)
+"""Rows of a prompt: of small tiles and of large ones."""
 
 
 def products(
@@ -44,7 +47,7 @@ def products(
     """Every source of the products for these types: windows, prompts, rows as float32."""
     for kind in (BY_NAME[name] for name in types):
         if kind.is_float:
-            yield from _floats(kind, modes)
+            yield from _floats(card, kind, modes)
         else:
             yield from _blocks(card, kind, modes, windows)
     for order in ("NATIVE", "EIGHT", "EVEN_ODD"):
@@ -62,15 +65,18 @@ def _blocks(
             plan = plans.window_plan(card, kind, mode, (512,), 256, n, used)
             yield "product_window.cu", plan.constants(kind, mode)
         if mode != DOWN:
-            yield "product_prompt.cu", plans.prompt_plan(card, kind).constants(kind, mode)
+            for n in PROMPTS:
+                yield "product_prompt.cu", prompt_plans.prompt_plan(card, kind, mode, (512,), n).constants(kind, mode)
     yield "dequantize.cu", {"TYPE": kind.name}
 
 
-def _floats(kind: TensorType, modes: Sequence[str]) -> Iterator[tuple[str, Constants]]:
+def _floats(card: Card, kind: TensorType, modes: Sequence[str]) -> Iterator[tuple[str, Constants]]:
     for mode in modes:
         for cols in (256, 257):
             for n in (1, 8):
                 yield "lanes_window.cu", lanes_constants(kind, cols, mode, n)
             if mode != DOWN:
-                yield "lanes_prompt.cu", {"TYPE": kind.name, "MODE": mode, "VEC": 4 if cols == 256 else 1}
+                yield "lanes_prompt.cu", lanes_plan(card, kind, cols, 33, 16).constants(kind, mode, cols)
+            if mode == DENSE:
+                yield "lanes_thin.cu", {"TYPE": kind.name, "VEC": vector_width(cols)}
     yield "float_rows.cu", {"TYPE": kind.name}

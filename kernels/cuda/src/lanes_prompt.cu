@@ -1,10 +1,22 @@
 // The product of float weights with many rows (a prompt). Order of summation: ops.py, `lanes`.
 //
-// A warp computes 8 weight rows times 4 activation rows; lane l holds the chains 4 l to 4 l + 3 of all 32 sums. Eight warps
-// of a block share 16 rows and 16 columns through the cache. The fold gives each lane one finished sum.
+// A tile is 16 weight rows times 16 activation rows. A thread has the four chains of a quad (columns 4 q to 4 q + 3 of
+// every 128) of 8 x 4 of its sums: 12 loads of 16 bytes from shared memory for 128 fma. A block keeps its 16 activation
+// rows in shared memory (RESIDENT) and goes through `each` row tiles; the weights pass through a ring of stages.
 //
-// Constants: TYPE (F32, F16, BF16), VEC (4 when cols % 4 == 0, else 1), MODE as in product_prompt.cu: DENSE, GATE_UP (4
-// rows of gate and 4 of up a warp), PAIRS.
+// lane     bit 0: which half of 8 columns · bit 1: which 8 rows · bits 2-4: i, bits 4 to 2 of the quad
+// warp     bit 0: which 8 columns · bits 1-2: the two low bits of the quad
+// So the first three folds (64, 32, 16 chains apart) are exchanges of lanes, the next two go through shared memory, and
+// the last two are inside a thread. Sum r of a thread is row r ^ i: what a lane keeps of an exchange then lies in the
+// same registers in every lane.
+//
+// Why lanes so: neighbours read the same weights, those two apart the same inputs, and the eight addresses of half a
+// warp lie in different banks (`place`), so a load of 16 bytes takes two turns of the memory instead of four.
+// Limit    the registers hold 256 sums of 128 chains, so each weight is read from the L2 once for 16 rows: 1/4 byte a
+//          multiply-add
+//
+// Constants: TYPE (F32, F16, BF16), VEC (4 when cols % 4 == 0, else 1), MODE (DENSE; GATE_UP: 8 rows of gate and 8 of up
+// a tile; PAIRS), RESIDENT, STEPS of 128 columns a stage, STAGES.
 #include "device.cuh"
 #include "lanes.cuh"
 
@@ -13,12 +25,26 @@
 #define PAIRS 2
 #define MATRICES 8
 
-enum { R = 8, C = 4, BM = 16, BN = 16, THREADS = 256, OWN = MODE == GATE_UP ? R / 2 : R };
+enum {
+    R = 8,
+    C = 4,
+    SIDE = 16,
+    THREADS = 256,
+    OWN = MODE == GATE_UP ? SIDE / 2 : SIDE,
+    STEP = 128,
+    WIDTH = STEPS * STEP,                     // columns of a stage
+    W_STEP = SIDE * STEP * TYPE::BYTES,       // bytes of a step's weights, and of its inputs
+    X_STEP = SIDE * STEP * 4,
+    SLOT = STEPS * (W_STEP + (RESIDENT ? 0 : X_STEP)),
+};
+
+// Held in a register: not computed again where it is used.
+#define HOLD(x) asm volatile("" : "+r"(x))
 
 struct Matrix {
     const u8* data;
     float* out;
-    int rows, last_tile;  // tiles of BM rows (GATE_UP: BM / 2) of this matrix and all before it
+    int rows, last_tile;  // tiles of OWN rows of this matrix and all before it
 };
 
 struct Arguments {
@@ -28,38 +54,167 @@ struct Arguments {
     const u64* first;    // addresses of the experts' gate or down
     const u64* second;   // of up
     const int* order;    // pairs sorted by expert
-    const int4* tile_list;  // (expert, first, count) of at most BN pairs
+    const int4* tile_list;  // (expert, first, count) of at most SIDE pairs
     const int* n_tiles;
-    int n, divide, cols, row_tiles;  // the input of a pair is pair / divide
+    int n, divide, cols, row_tiles, each;  // the input of a pair is pair / divide; `each`: row tiles of a block
 };
 
-// v[32][4]: lane l gives its chains of 32 sums and gets the sum l, folded as `lanes` says.
-DEVICE float fold_all(float (&v)[32][4], int lane) {
-#pragma unroll
-    for (int s = 16; s >= 1; s >>= 1) {
-        const bool upper = lane & s;
-#pragma unroll
-        for (int o = 0; o < s; o++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float mine = upper ? v[o + s][i] : v[o][i], theirs = upper ? v[o][i] : v[o + s][i];
-                v[o][i] = mine + __shfl_xor_sync(~0u, theirs, s);
-            }
-    }
-    return (v[0][0] + v[0][2]) + (v[0][1] + v[0][3]);
+// Where a piece of 16 bytes lies in a row of a step. `other`: the bit by which half a warp reads two rows at once.
+template <int BYTES>
+DEVICE int place(int piece, int other) {
+    return BYTES == 4 ? piece ^ (piece >> 3 & 3) ^ other << 1 : piece ^ other;
 }
 
+// Columns of 16 rows into shared memory, a stage at a time: 16 threads a row, each every 16th piece of 16 bytes.
+template <class T>
+struct Loader {
+    enum { PIECES = STEP * T::BYTES / 16, TURNS = PIECES / 16, BYTES_OF_STEP = SIDE * PIECES * 16, ELEMENTS = 16 / T::BYTES };
+    const u8* from;   // the thread's first piece of the next stage
+    int cols, first;  // first: its first column
+    u32 to[TURNS];    // where its pieces of a step lie
+
+    DEVICE Loader(int cols, int other) : cols(cols) {
+        const int row = threadIdx.x >> 4, piece = threadIdx.x & 15;
+#pragma unroll
+        for (int j = 0; j < TURNS; j++) {
+            to[j] = (row * PIECES + place<T::BYTES>(piece + 16 * j, other)) * 16;
+            HOLD(to[j]);
+        }
+    }
+
+    DEVICE void begin(const u8* row) {
+        first = (threadIdx.x & 15) * ELEMENTS;
+        from = row + first * T::BYTES;
+    }
+
+    DEVICE void load(u8* slot) {
+        const bool aligned = VEC == 4 && (T::BYTES == 4 || cols % ELEMENTS == 0);
+        if (aligned && first + (STEPS * PIECES - 16) * ELEMENTS < cols) {
+#pragma unroll
+            for (int e = 0; e < STEPS * TURNS; e++)
+                copy16(slot + to[e % TURNS] + e / TURNS * BYTES_OF_STEP, from + e * 256);
+        } else {
+#pragma unroll
+            for (int e = 0; e < STEPS * TURNS; e++)
+                part(slot + to[e % TURNS] + e / TURNS * BYTES_OF_STEP, from + e * 256, cols - first - e * 16 * ELEMENTS,
+                     aligned);
+        }
+        from += STEPS * TURNS * 256;
+        first += STEPS * TURNS * 16 * ELEMENTS;
+    }
+
+    // One piece, of which `left` elements are inside the row, perhaps at an address that is no multiple of 16.
+    DEVICE static void part(u8* p, const u8* at, int left, bool aligned) {
+        if (aligned) {
+            if (left > 0) copy16(p, at);
+        } else if (VEC == 4) {
+            for (int i = 0; i < 4 && i * 4 / T::BYTES < left; i++) copy4(p + 4 * i, at + 4 * i);
+        } else {
+            for (int i = 0; i < ELEMENTS && i < left; i++)
+                if (T::BYTES == 4)
+                    ((u32*)p)[i] = ((const u32*)at)[i];
+                else
+                    ((u16*)p)[i] = ((const u16*)at)[i];
+        }
+    }
+};
+
+// What a thread is and what it has.
+struct Thread {
+    enum { W_PITCH = STEP * TYPE::BYTES, X_PITCH = STEP * 4 };
+    int i, half, quad, columns;  // half: which eight rows; columns: which four
+    u32 from_w[R], from_x;       // bytes from the begin of a step
+    float p[R * C][4];
+
+    DEVICE Thread() {
+        const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+        i = lane >> 2, half = lane >> 1 & 1, quad = 4 * i + (warp >> 1), columns = (lane & 1) | (warp & 1) << 1;
+        const int whole = TYPE::BYTES == 4, piece = place<TYPE::BYTES>(whole ? quad : quad >> 1, half);
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            from_w[r] = (half * R + (r ^ i)) * W_PITCH + piece * 16 + (whole ? 0 : (quad & 1) * 8);
+            HOLD(from_w[r]);
+        }
+        from_x = columns * C * X_PITCH + place<4>(quad, lane & 1) * 16;
+        HOLD(from_x);
+    }
+
+    DEVICE void clear() {
+#pragma unroll
+        for (int o = 0; o < R * C; o++) p[o][0] = p[o][1] = p[o][2] = p[o][3] = 0.0f;
+    }
+
+    // One step of 128 columns, of which the quad has `left`.
+    template <int WHOLE>
+    DEVICE void step(const u8* w, const u8* x, int left) {
+        if (!WHOLE && left <= 0) return;
+        float4 xs[C];
+#pragma unroll
+        for (int c = 0; c < C; c++) xs[c] = *(const float4*)(x + from_x + c * X_PITCH);
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            const float4 weights = TYPE::load4(w + from_w[r]);
+#pragma unroll
+            for (int c = 0; c < C; c++) add_products<WHOLE ? 4 : VEC>(p[r * C + c], weights, xs[c], left);
+        }
+    }
+
+    // A fold of the chains 16 * APART apart.
+    template <int APART>
+    DEVICE void exchange() {
+#pragma unroll
+        for (int o = 0; o < APART * C; o++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) p[o][j] = p[o][j] + __shfl_xor_sync(~0u, p[o + APART * C][j], 4 * APART);
+    }
+
+    // The folds of chains 64, 32 and 16 apart; row i remains, in the first C sums.
+    DEVICE void fold() {
+        exchange<4>();
+        exchange<2>();
+        exchange<1>();
+    }
+};
+
+struct Mail {
+    float4 part[4][SIDE][SIDE];  // low bits of the quad, column, row
+
+    DEVICE void put(const Thread& t) {
+#pragma unroll
+        for (int c = 0; c < C; c++)
+            part[t.quad & 3][t.columns * C + c][t.half * R + t.i] = make_float4(t.p[c][0], t.p[c][1], t.p[c][2], t.p[c][3]);
+    }
+
+    // The folds 8, 4, 2 and 1.
+    DEVICE float sum(int row, int column) const {
+        const float4 a = part[0][column][row], b = part[1][column][row], c = part[2][column][row], d = part[3][column][row];
+        const float x = (a.x + c.x) + (b.x + d.x), y = (a.y + c.y) + (b.y + d.y), z = (a.z + c.z) + (b.z + d.z),
+                    w = (a.w + c.w) + (b.w + d.w);
+        return (x + z) + (y + w);
+    }
+};
+
+// Which matrix, and which of its rows, a tile of rows is.
+struct Tile {
+    int matrix, row;
+
+    DEVICE Tile(const Arguments& a, int tile) {
+        int before = 0;
+        matrix = 0;
+        if (MODE == DENSE)
+            while (tile >= a.matrix[matrix].last_tile) before = a.matrix[matrix++].last_tile;
+        row = (tile - before) * OWN;
+    }
+};
+
 KERNEL __launch_bounds__(THREADS, 1) void lanes_prompt(PARAMETER Arguments a) {
+    extern __shared__ __align__(128) u8 memory[];
     inputs_ready();
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const long long row_bytes = (long long)a.cols * TYPE::BYTES;
-    const int row_tile = blockIdx.x % a.row_tiles, column_tile = blockIdx.x / a.row_tiles;
-    int m = 0, before = 0, begin = column_tile * BN, count = min((int)BN, a.n - begin);
-    const u8 *first, *second = 0;
-    if (MODE == DENSE) {
-        while (row_tile >= a.matrix[m].last_tile) before = a.matrix[m++].last_tile;
-        first = a.matrix[m].data;
-    } else {
+    const int parts = (a.row_tiles + a.each - 1) / a.each, column_tile = blockIdx.x / parts;
+    const int first_tile = blockIdx.x % parts * a.each, tiles = min(a.each, a.row_tiles - first_tile);
+    int begin = column_tile * SIDE, count = min((int)SIDE, a.n - begin);
+    const u8 *first = 0, *second = 0;
+    if (MODE != DENSE) {
         if (column_tile >= *a.n_tiles) return;
         const int4 tile = a.tile_list[column_tile];
         begin = tile.y, count = tile.z;
@@ -67,53 +222,72 @@ KERNEL __launch_bounds__(THREADS, 1) void lanes_prompt(PARAMETER Arguments a) {
         if (MODE == GATE_UP) second = (const u8*)a.second[tile.x];
         if (!first) return;
     }
-    const int rows = a.matrix[m].rows, row0 = ((row_tile - before) * 2 + (warp & 1)) * OWN, column0 = (warp >> 1) * C;
-    if (column0 >= count || row0 >= rows) return;
+    const int stages = (a.cols + WIDTH - 1) / WIDTH, tid = threadIdx.x;
+    u8* inputs = memory + STAGES * SLOT;
+    Mail& mail = *(Mail*)(inputs + (RESIDENT ? stages * STEPS * X_STEP : 0));
 
-    const u8* w[R];
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-        const u8* base = r < OWN ? first : second;
-        w[r] = base + min(row0 + (r < OWN ? r : r - OWN), rows - 1) * row_bytes;
-    }
-    const float* x[C];
-#pragma unroll
-    for (int c = 0; c < C; c++) {
-        const int column = begin + min(column0 + c, count - 1);
-        const int input = MODE == DENSE ? column : a.order[column] / a.divide;
-        x[c] = a.x + (long long)input * a.cols;
-    }
-    float p[R * C][4] = {};
-    float4 xs[C], ws[R];  // of the next turn: loaded while this one is computed
-    auto load = [&](int k) {
-#pragma unroll
-        for (int c = 0; c < C; c++) xs[c] = inputs4<VEC>(x[c], k, a.cols);
-#pragma unroll
-        for (int r = 0; r < R; r++) ws[r] = weights4<TYPE, VEC>(w[r], k, a.cols);
+    const int own = tid >> 4, column = begin + min(own, count - 1), input = MODE == DENSE ? column : a.order[column] / a.divide;
+    Loader<TYPE> w(a.cols, own >> 3);
+    Loader<F32> x(a.cols, own >> 2 & 1);
+    x.begin((const u8*)(a.x + (long long)input * a.cols));
+    int load_tile = 0, load_stage = 0, load_slot = 0;
+    auto load = [&] {
+        if (load_tile < tiles) {
+            if (load_stage == 0) {
+                const Tile tile(a, first_tile + load_tile);
+                const bool up = MODE == GATE_UP && own >= OWN;
+                const u8* data = MODE == DENSE ? a.matrix[tile.matrix].data : up ? second : first;
+                const int row = min(tile.row + (up ? own - OWN : own), a.matrix[tile.matrix].rows - 1);
+                w.begin(data + (long long)row * a.cols * TYPE::BYTES);
+                if (!RESIDENT) x.begin((const u8*)(a.x + (long long)input * a.cols));
+            }
+            u8* slot = memory + load_slot * SLOT;
+            w.load(slot);
+            if (!RESIDENT)
+                x.load(slot + STEPS * W_STEP);
+            else if (load_tile == 0)
+                x.load(inputs + load_stage * STEPS * X_STEP);
+            if (++load_stage == stages) load_stage = 0, load_tile++;
+            if (++load_slot == STAGES) load_slot = 0;
+        }
+        copies_commit();
     };
-    if (4 * lane < a.cols) load(4 * lane);
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) load();
+
+    Thread t;
+    for (int tile = 0, slot = 0; tile < tiles; tile++) {
+        t.clear();
 #pragma unroll 1
-    for (int k = 4 * lane; k < a.cols; k += 128) {
-        float4 x_now[C], w_now[R];
+        for (int s = 0; s < stages; s++) {
+            copies_wait<STAGES - 2>();
+            __syncthreads();
+            load();
+            const u8* ws = memory + slot * SLOT;
+            const u8* xs = RESIDENT ? inputs + s * STEPS * X_STEP : ws + STEPS * W_STEP;
+            const int left = a.cols - s * WIDTH - 4 * t.quad;
+            if (a.cols - s * WIDTH >= WIDTH) {
 #pragma unroll
-        for (int c = 0; c < C; c++) x_now[c] = xs[c];
-#pragma unroll
-        for (int r = 0; r < R; r++) w_now[r] = ws[r];
-        if (k + 128 < a.cols) load(k + 128);
-#pragma unroll
-        for (int r = 0; r < R; r++)
-#pragma unroll
-            for (int c = 0; c < C; c++) add_products<VEC>(p[r * C + c], w_now[r], x_now[c], a.cols - k);
+                for (int u = 0; u < STEPS; u++) t.step<1>(ws + u * W_STEP, xs + u * X_STEP, 4);
+            } else {
+#pragma unroll 1
+                for (int u = 0; u < STEPS; u++) t.step<0>(ws + u * W_STEP, xs + u * X_STEP, left - u * STEP);
+            }
+            if (++slot == STAGES) slot = 0;
+        }
+        __syncwarp();
+        t.fold();
+        mail.put(t);
+        __syncthreads();
+        const int r = tid % SIDE, c = tid / SIDE;
+        const Tile at_row(a, first_tile + tile);
+        const Matrix& m = a.matrix[at_row.matrix];
+        const int row = at_row.row + r;
+        if (r >= OWN || row >= m.rows || c >= count) continue;
+        float y = mail.sum(r, c);
+        if (MODE == GATE_UP) y = silu_f32(y) * mail.sum(r + OWN, c);
+        const int at = MODE == DENSE ? begin + c : a.order[begin + c];
+        float* out = m.out + (long long)at * m.rows + row;
+        *out = MODE == DENSE && a.join ? fmaf(sigmoid_f32(a.join[at]), y, *out) : y;
     }
-    __syncwarp();
-    float y = fold_all(p, lane);
-    const int r = lane / C, column = column0 + lane % C, row = row0 + r;
-    if (MODE == GATE_UP) {  // lanes 0-15 have the gates, 16-31 the ups of the same sums
-        const float up = __shfl_down_sync(~0u, y, 16);
-        y = silu_f32(y) * up;
-    }
-    if (r >= OWN || row >= rows || column >= count) return;
-    const int at = MODE == DENSE ? begin + column : a.order[begin + column];
-    float* out = a.matrix[m].out + (long long)at * rows + row;
-    *out = MODE == DENSE && a.join ? fmaf(sigmoid_f32(a.join[at]), y, *out) : y;
 }
