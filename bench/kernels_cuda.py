@@ -1,10 +1,10 @@
 """Kernels of a card, one by one: each is checked against the written arithmetic first, then timed.
 
-    python -m strata.bench.kernels_cuda --out results.json [--only window,prompt] [--sweep]
+    python -m strata.bench.kernels_cuda --out results.json [--only window,experts] [--sweep]
 
 Timed with events around replays of a graph that holds many launches, over enough copies of the weights to leave the
 cache; a figure is the median of the replays. Window figures are GB/s of weight bytes and their share of what a plain
-read of device memory reaches in the same run; prompt figures are TMAC/s (10^12 multiply-adds a second).
+read of device memory reaches in the same run. Products of prompts: prompt_products_cuda.py.
 
 Shapes   those of the model: hidden 2560, 10240 channels, experts 640 wide, 512 of them, 10 used
 Errors   exit code 1 and the case when a result differs from the written arithmetic in any bit
@@ -188,28 +188,6 @@ class Bench:
         share = 100 * float(np.median(rates)) / self.peak
         self.add(label, "GB/s", rates, f"{share:4.0f} %  {float(np.median(us)):7.2f} us")
 
-    def prompt(self, name: str, rows: int, cols: int, n: int, cut: plans.Cut | None = None) -> None:
-        """One matrix and many rows."""
-        before = plans.CUTS
-        plans.CUTS = (cut, *before) if cut else before  # type: ignore[assignment, misc]
-        plans.prompt_plan.cache_clear()
-        try:
-            w = self.weight(name, rows, cols)
-            self.check(w, 70)
-            x = self.inputs(n, cols)
-
-            def launch() -> None:
-                with self.workspace.scratch():
-                    product.linear(self.workspace, [w], x)
-
-            us = self.times([launch] * 2, 5)
-        finally:
-            plans.CUTS = before  # type: ignore[misc]
-            plans.prompt_plan.cache_clear()
-        note = f" {cut.rows}x{cut.columns} {cut.threads} threads x{cut.blocks} {cut.chunks}" if cut else ""
-        rates = [n * rows * cols / t / 1e6 for t in us]
-        self.add(f"prompt {name} {n}x{rows}x{cols}{note}", "TMAC/s", rates, f"{float(np.median(us)):9.1f} us")
-
 
 READ = r"""
 extern "C" __global__ void read_all(const uint4* a, unsigned* out, long long n) {
@@ -295,38 +273,11 @@ def mixtures(bench: Bench) -> None:
         bench.experts(("IQ3_S", "IQ4_NL"), n, layers=1)
 
 
-def prompts(bench: Bench) -> None:
-    for name in ("Q6_K", "IQ3_S", "Q4_K", "Q8_0", "Q2_0", "Q2_K", "IQ2_XS"):
-        bench.prompt(name, 10240, 2560, 8192)
-    bench.prompt("Q6_K", 10240, 2560, 2048)
-    bench.prompt("Q6_K", 2560, 6144, 8192)
-    bench.prompt("Q6_K", 320, 10240, 8192)
-    bench.prompt("F32", 512, 2560, 8192)
-    bench.prompt("BF16", 2560, 2560, 2048)
-
-
-PROMPT_CUTS = (
-    plans.Cut(128, 128, 512, 1, 2),
-    plans.Cut(128, 128, 256, 1, 2),
-    plans.Cut(64, 64, 256, 2, 2),
-    plans.Cut(64, 128, 256, 2, 1),
-    plans.Cut(128, 64, 256, 1, 2),
-)
-
-
-def prompt_sweep(bench: Bench) -> None:
-    for name in ("Q6_K", "IQ3_S"):
-        for cut in PROMPT_CUTS:
-            bench.prompt(name, 10240, 2560, 8192, cut)
-
-
 SECTIONS: dict[str, Callable[[Bench], None]] = {
     "window": windows,
     "experts": mixtures,
-    "prompt": prompts,
     "window_sweep": window_sweep,
     "expert_sweep": expert_sweep,
-    "prompt_sweep": prompt_sweep,
 }
 
 

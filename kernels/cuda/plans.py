@@ -1,6 +1,6 @@
 """How a product is cut for a card: constants of the kernels, shared memory, blocks. Pure functions of sizes.
 
-window_plan(...)   product_window.cu for 1 to 16 rows          prompt_plan(...)   product_prompt.cu
+window_plan(...)   product_window.cu for 1 to 16 rows; prompts: prompt_plans.py
 
 No plan changes a bit of the result: an output's sum has the order of the row, whoever computes it.
 Errors   ValueError when a product does not fit the card's shared memory, with the sizes
@@ -27,8 +27,6 @@ CHUNK: Final = 256
 """Columns that are unpacked together."""
 STATIC: Final = 256
 """Bytes for the shared variables that a window kernel declares itself."""
-STEP: Final = 128
-"""Columns of a step of a prompt tile."""
 ACTIVATION_BLOCK: Final = 32
 
 ORDERS: Final = {"Q2_0": "EVEN_ODD"} | dict.fromkeys(("IQ2_XXS", "IQ3_XXS", "IQ3_S", "IQ1_S"), "EIGHT")
@@ -46,18 +44,19 @@ def _round(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
-def _table_bytes(kind: TensorType) -> int:
+def table_bytes(kind: TensorType) -> int:
+    """Bytes of a copy of the type's table, 0 without one."""
     return table(kind.name).nbytes if kind.name in GRID_OF else 0
 
 
-def _chunk_pitch(kind: TensorType) -> int:
+def chunk_pitch(kind: TensorType) -> int:
     """Bytes of a raw row in a stage: a chunk at any alignment, rounded to an odd number of 16s."""
     return ((CHUNK // kind.block * kind.block_bytes + 15 + 4 + 15) // 16 | 1) * 16
 
 
-def _copies(kind: TensorType, room: int) -> int:
+def table_copies(kind: TensorType, room: int) -> int:
     """Copies of the type's table side by side: one a lane keeps lookups out of each other's banks, if there is room."""
-    size = _table_bytes(kind)
+    size = table_bytes(kind)
     if not size:
         return 1
     copies = 32 if table(kind.name).ndim == 1 or table(kind.name).shape[1] == 1 else 16
@@ -197,7 +196,7 @@ def _window_layout(
     blocks = min(card.multiprocessors, tiles if mode == DOWN else work)
     inputs = pairs if mode == DOWN else n
     room = tuning.table_room or (64 << 10 if card.shared_block >= 160 << 10 else 16 << 10)
-    copies = _copies(kind, room)
+    copies = table_copies(kind, room)
 
     input_pitch = cols + (ACTIVATION_BLOCK - cols) % 128
     scale_pitch = _scale_pitch(cols // ACTIVATION_BLOCK)
@@ -212,8 +211,8 @@ def _window_layout(
         "lists": (1 + pairs * (4 + 8 * eights)) * 4 if pairs else 0,
         "mail": warps * 32 * (rows // 8 * 2 * eights) * 4 if ring > 1 and not one else 0,
         "terms": warps // ring * rows * term_pitch * 4,
-        "grid": _table_bytes(kind) * copies,
-        "stages": warps * stages * rows * _chunk_pitch(kind),
+        "grid": table_bytes(kind) * copies,
+        "stages": warps * stages * rows * chunk_pitch(kind),
         "y": -(-tiles // max(blocks, 1)) * pairs * rows * 4 if mode == DOWN else 0,
     }
     at, begin = {}, 0
@@ -225,82 +224,3 @@ def _window_layout(
         input_pitch, scale_pitch, sum_pitch, term_pitch,
         at["scales"], at["sums"], at["lists"], at["mail"], at["terms"], at["grid"], at["stages"], at["y"], begin,
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Weight rows and columns of a prompt tile · threads of a block · blocks of a multiprocessor · chunks of raw bytes
-    held at once."""
-
-    rows: int
-    columns: int
-    threads: int
-    blocks: int
-    chunks: int
-
-
-CUTS: Final = (
-    Cut(128, 128, 512, 1, 2),
-    Cut(128, 128, 512, 1, 1),
-    Cut(64, 64, 256, 2, 2),
-    Cut(64, 64, 256, 1, 2),
-    Cut(64, 64, 256, 1, 1),
-    Cut(64, 32, 256, 1, 1),
-)
-"""Prompt tiles by preference."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptPlan:
-    """A cut · copies of the table · bytes of shared memory."""
-
-    cut: Cut
-    copies: int
-    shared: int
-
-    @property
-    def tile_rows(self) -> int:
-        return self.cut.rows
-
-    @property
-    def tile_columns(self) -> int:
-        return self.cut.columns
-
-    @property
-    def threads(self) -> int:
-        return self.cut.threads
-
-    def constants(self, kind: TensorType, mode: str) -> dict[str, int | str]:
-        """Macros of product_prompt.cu; SHARED is checked there against its own layout."""
-        return {
-            "TYPE": kind.name,
-            "MODE": mode,
-            "BM": self.cut.rows,
-            "BN": self.cut.columns,
-            "THREADS": self.cut.threads,
-            "BLOCKS": self.cut.blocks,
-            "CHUNKS": self.cut.chunks,
-            "COPIES": self.copies,
-            "SHARED": self.shared,
-        }
-
-
-def _prompt_shared(kind: TensorType, cut: Cut, copies: int) -> int:
-    """The layout of product_prompt.cu."""
-    groups = STEP // kind.group
-    unpacked = cut.rows * STEP + groups * (cut.rows + 4) * (12 if kind.has_offset else 8)
-    fetched = cut.columns * (STEP + 32 + STEP // ACTIVATION_BLOCK * 4 + (groups * 4 if kind.has_offset else 0))
-    raw = cut.chunks * cut.rows * _chunk_pitch(kind)
-    return raw + 2 * unpacked + 2 * fetched + cut.columns * 4 + _table_bytes(kind) * copies
-
-
-@lru_cache(maxsize=1024)
-def prompt_plan(card: Card, kind: TensorType, cut: Cut | None = None) -> PromptPlan:
-    """The first of CUTS that fits. Raises ValueError when none does."""
-    for way in (cut,) if cut else CUTS:
-        limit = min(card.shared_block, card.shared_multiprocessor // way.blocks - 1024)
-        bare = _prompt_shared(kind, way, 1)
-        if bare <= limit:
-            copies = min(8, _copies(kind, limit - bare + _table_bytes(kind)))
-            return PromptPlan(way, copies, _prompt_shared(kind, way, copies))
-    raise ValueError(f"no prompt tile of {kind.name} fits the card's {card.shared_block} bytes of shared memory")

@@ -1,0 +1,132 @@
+"""How a product with many rows is cut for a card: constants of product_prompt.cu, shared memory. Pure functions.
+
+    prompt_plan(card, kind, mode, rows, n)     the cheapest of CUTS for these matrices and rows
+
+No plan changes a bit of the result: an output's sum has the order of the row, whoever computes it.
+Errors   ValueError when no cut fits the card's shared memory
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from strata.kernels.cuda.card import Card
+from strata.kernels.cuda.plans import ACTIVATION_BLOCK, DENSE, GATE_UP, chunk_pitch, table_bytes, table_copies
+from strata.kernels.formats import TensorType
+
+STEP: Final = 128
+"""Columns of a step of a tile."""
+_RESERVED: Final = 1024
+"""Bytes of a multiprocessor's shared memory that each block takes beside its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """rows: weight rows of a block · sixteens: of rows of a warp, and warps side by side · eights: of columns of a
+    warp · blocks of a multiprocessor · cost of a multiply-add, relative."""
+
+    rows: int
+    sixteens: int
+    eights: int
+    blocks: int
+    cost: float = 1.0
+
+    @property
+    def columns(self) -> int:
+        """Activation rows of a block."""
+        return 8 * self.eights * self.sixteens
+
+    @property
+    def threads(self) -> int:
+        """A warp for 16 rows."""
+        return 2 * self.rows
+
+
+CUTS: Final = (
+    Cut(128, 4, 8, 1),
+    Cut(64, 4, 6, 2, 1.05),
+    Cut(128, 2, 8, 2, 1.15),
+    Cut(64, 2, 8, 2, 1.25),
+    Cut(64, 2, 4, 2, 1.5),
+    Cut(64, 2, 4, 1, 2.0),
+    Cut(64, 2, 2, 1, 3.0),
+)
+"""Tiles, the cheapest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPlan:
+    """A cut · chunks of raw bytes held at once · copies of the table · bytes of shared memory."""
+
+    cut: Cut
+    chunks: int
+    copies: int
+    shared: int
+
+    def constants(self, kind: TensorType, mode: str) -> dict[str, int | str]:
+        """Macros of product_prompt.cu; SHARED is checked there against its own layout."""
+        return {
+            "TYPE": kind.name,
+            "MODE": mode,
+            "BM": self.cut.rows,
+            "MT": self.cut.sixteens,
+            "NT": self.cut.eights,
+            "BLOCKS": self.cut.blocks,
+            "CHUNKS": self.chunks,
+            "COPIES": self.copies,
+            "SHARED": self.shared,
+        }
+
+    def row_tiles(self, mode: str, rows: int) -> int:
+        """Tiles of a matrix; of the pair, for GATE_UP."""
+        return -(-rows // (self.cut.rows // 2 if mode == GATE_UP else self.cut.rows))
+
+
+def _shared(kind: TensorType, cut: Cut, chunks: int, copies: int) -> int:
+    """The layout of product_prompt.cu."""
+    groups, line = STEP // kind.group, cut.columns + 8
+    unpacked = cut.rows * STEP + groups * (cut.rows + 8) * 4 * (1 + kind.has_offset)
+    fetched = cut.columns * STEP + (STEP // ACTIVATION_BLOCK + groups * kind.has_offset) * line * 4
+    raw = chunks * cut.rows * chunk_pitch(kind)
+    return raw + 2 * unpacked + 2 * fetched + cut.columns * 4 + table_bytes(kind) * copies
+
+
+def fitted(card: Card, kind: TensorType, cut: Cut) -> PromptPlan | None:
+    """A cut with two chunks, or one, and as many copies of the type's table as there is room for; None when it does not
+    fit."""
+    limit = min(card.shared_block, card.shared_multiprocessor // cut.blocks - _RESERVED)
+    for chunks in (2, 1):
+        bare = _shared(kind, cut, chunks, 1)
+        if bare <= limit:
+            copies = table_copies(kind, limit - bare + table_bytes(kind))
+            return PromptPlan(cut, chunks, copies, _shared(kind, cut, chunks, copies))
+    return None
+
+
+def _cost(plan: PromptPlan, card: Card, mode: str, rows: tuple[int, ...], n: int) -> float:
+    """Relative time: what the multiprocessor with the most tiles computes."""
+    tiles = sum(plan.row_tiles(mode, r) for r in rows) * -(-n // plan.cut.columns)
+    each = -(-tiles // card.multiprocessors)
+    return each * plan.cut.rows * plan.cut.columns * plan.cut.cost
+
+
+def expected(pairs: int, experts: int) -> int:
+    """Rows that nearly every expert stays below when a router spreads pairs evenly: mean and three deviations."""
+    mean = pairs / experts
+    return math.ceil(mean + 3 * math.sqrt(mean))
+
+
+@lru_cache(maxsize=4096)
+def prompt_plan(card: Card, kind: TensorType, mode: str, rows: tuple[int, ...], n: int) -> PromptPlan:
+    """The cheapest of CUTS that fits: rows of each matrix; n activation rows, or rows of an expert to be expected.
+    Raises ValueError when none fits."""
+    plans = [plan for cut in CUTS if (plan := fitted(card, kind, cut))]
+    if not plans:
+        raise ValueError(f"no prompt tile of {kind.name} fits the card's {card.shared_block} bytes of shared memory")
+    if mode == DENSE:
+        return min(plans, key=lambda plan: _cost(plan, card, mode, rows, n))
+    wide = [plan for plan in plans if plan.cut.columns >= n]
+    return min(wide, key=lambda plan: plan.cut.columns) if wide else plans[0]

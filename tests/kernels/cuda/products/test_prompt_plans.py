@@ -1,0 +1,64 @@
+"""Prompt tiles: every cut gives the bits of the written order; the chosen one fits the card."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata.kernels.cuda import prompt_plans
+from strata.kernels.cuda.plans import DENSE, GATE_UP, PAIRS
+from strata.kernels.cuda.product_variants import CARDS
+from strata.kernels.cuda.prompt_plans import CUTS, Cut, expected, fitted, prompt_plan
+from strata.kernels.formats import BY_NAME
+
+TYPES = [t for t in BY_NAME.values() if not t.is_float]
+
+
+@pytest.fixture(params=CUTS, ids=lambda c: f"{c.rows}x{c.columns}")
+def only_cut(request, monkeypatch) -> Cut:
+    """The one cut that a plan may take."""
+    monkeypatch.setattr(prompt_plans, "CUTS", (request.param,))
+    prompt_plan.cache_clear()
+    yield request.param
+    prompt_plan.cache_clear()
+
+
+@pytest.mark.parametrize("name, rows, cols", [("Q6_K", 70, 512), ("Q4_1", 130, 160)])
+def test_no_way_to_cut_a_prompt_changes_a_bit(host, random_weight, only_cut, name, rows, cols):
+    host.check_linear([random_weight(name, rows, cols)], only_cut.columns + 9)
+
+
+def test_no_way_to_cut_the_experts_of_a_prompt_changes_a_bit(host, random_weight, only_cut):
+    kinds = ("IQ3_S", "IQ3_S", "Q4_0")
+    shapes = ((96, 256), (96, 256), (256, 96))
+    stacks = [random_weight(t, *s, experts=3, seed=i) for i, (t, s) in enumerate(zip(kinds, shapes, strict=True))]
+    host.check_mixture(tuple(stacks), 57, 2)
+
+
+@pytest.mark.parametrize("arch", CARDS)
+def test_a_prompt_of_any_type_fits_every_card(arch):
+    for kind in TYPES:
+        for mode in (DENSE, GATE_UP, PAIRS):
+            for n in (17, 100, 8192):
+                plan = prompt_plan(CARDS[arch], kind, mode, (320, 4096), n)
+                assert plan.shared <= CARDS[arch].shared_block
+                assert plan.cut.blocks * (plan.shared + 1024) <= CARDS[arch].shared_multiprocessor
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=st.lists(st.integers(1, 20000), min_size=1, max_size=8), n=st.integers(17, 10000))
+def test_the_chosen_cut_leaves_no_multiprocessor_with_more_work_than_another_cut_would(rows, n):
+    card, kind = CARDS[90], BY_NAME["Q6_K"]
+    chosen = prompt_plan(card, kind, DENSE, tuple(rows), n)
+
+    def most(plan):
+        tiles = sum(plan.row_tiles(DENSE, r) for r in rows) * -(-n // plan.cut.columns)
+        return -(-tiles // card.multiprocessors) * plan.cut.rows * plan.cut.columns * plan.cut.cost
+
+    assert all(most(chosen) <= most(plan) for cut in CUTS if (plan := fitted(card, kind, cut)))
+
+
+@pytest.mark.parametrize("pairs, experts", [(81920, 512), (20480, 512), (34, 2), (1, 512)])
+def test_an_evenly_used_expert_has_the_rows_that_are_expected(pairs, experts):
+    assert pairs / experts <= expected(pairs, experts) <= pairs / experts + 3 * (pairs / experts) ** 0.5 + 1
