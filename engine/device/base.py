@@ -20,6 +20,7 @@ from strata.kernels.ops import AttentionPages, Hyper, Kernels, Norms, Rope
 
 Array = Any
 """An array on the device: NumPy on the host, CuPy on a card."""
+Bytes = npt.NDArray[np.uint8]
 
 MAX_ROWS: Final = 8192
 """Most rows of one forward pass: bounds the memory of its activations."""
@@ -68,6 +69,12 @@ class StateMemory(Protocol):
 
     def read(self, array: Array) -> npt.NDArray[Any]:
         """A copy of a C-contiguous array on the host; waits for all work before it."""
+
+    def download(self, target: Bytes, source: Array) -> None:
+        """The bytes of a C-contiguous array of state, into as many on the host; waits for all work before it."""
+
+    def upload(self, target: Array, source: Bytes) -> None:
+        """Set a C-contiguous array of state to bytes of the host, which may change when this returns."""
 
 
 class Device(StateMemory, Protocol):

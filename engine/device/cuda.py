@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strata.engine.device.arena import ALIGNMENT, MIB, Account, Arena, padded
-from strata.engine.device.base import MAX_ROWS, Memory
+from strata.engine.device.base import MAX_ROWS, Bytes, Memory
 from strata.engine.device.driver import Array, CupyDriver, Driver
 from strata.engine.device.loading import Copy, Loading, flat
 from strata.kernels.cuda.backend import CudaKernels
@@ -133,6 +133,14 @@ class CudaDevice:
 
     def read(self, array: Array) -> npt.NDArray[Any]:
         return self.driver.fetch(array)
+
+    def download(self, target: Bytes, source: Array) -> None:
+        self.driver.download(target, source)
+        self.driver.synchronize()
+
+    def upload(self, target: Array, source: Bytes) -> None:
+        self.driver.upload(target, source)
+        self.driver.synchronize()
 
     def seal(self) -> None:
         """Start is over: from now on nothing may allocate."""

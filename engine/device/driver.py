@@ -60,10 +60,11 @@ class Driver(Protocol):
         """The device's view of an array that lies in `pinned` memory."""
 
     def upload(self, target: Array, source: npt.NDArray[Any]) -> None:
-        """Queue a copy from `pinned` memory, which must keep its contents until the stream has come past it."""
+        """Queue a copy from host memory, which must keep its contents until the stream has come past it. From memory
+        that is not `pinned` the driver copies piece by piece, and the host waits."""
 
     def download(self, target: npt.NDArray[Any], source: Array) -> None:
-        """Queue a copy into `pinned` memory."""
+        """Queue a copy into host memory; the host waits when it is not `pinned`."""
 
     def copy(self, target: Array, source: Array) -> None:
         """Queue a copy between C-contiguous arrays of the card."""

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from strata.engine.device.base import Array, Memory
+from strata.engine.device.base import Array, Bytes, Memory
 from strata.kernels.formats import Weight
 from strata.kernels.ops import AttentionPages, Hyper, Kernels, Norms, Rope
 
@@ -58,6 +58,12 @@ class HostMemory:
     def read(self, array: Array) -> npt.NDArray[Any]:
         return np.array(array)
 
+    def download(self, target: Bytes, source: Array) -> None:
+        target[...] = source.reshape(-1).view(np.uint8)
+
+    def upload(self, target: Array, source: Bytes) -> None:
+        target.reshape(-1).view(np.uint8)[...] = source
+
 
 class HostDevice(HostMemory):
     """The processor with its RAM. `kernels` is the backend module; its threads are bounded here, once.
@@ -76,11 +82,7 @@ class HostDevice(HostMemory):
         self.kernels.set_threads(threads)
 
     def memory(self) -> Memory:
-        """RAM: all of it, and what can be had without pushing anything out.
-
-        What the kernel says now; on a system without /proc/meminfo, what the C library says.
-        """
-        return read_meminfo(MEMINFO) or _from_sysconf()
+        return ram()
 
     def put(self, array: npt.NDArray[Any]) -> Array:
         return array
@@ -129,6 +131,14 @@ class HostDevice(HostMemory):
 
     def take(self, x: Array, rows: npt.NDArray[np.int64]) -> Array:
         return x[rows]
+
+
+def ram() -> Memory:
+    """RAM: all of it, and what can be had without pushing anything out.
+
+    What the kernel says now; on a system without /proc/meminfo, what the C library says.
+    """
+    return read_meminfo(MEMINFO) or _from_sysconf()
 
 
 def read_meminfo(path: Path) -> Memory | None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
-from strata.engine.device.base import StateMemory
+from strata.engine.device.base import Bytes, StateMemory
 from strata.engine.device.host import HostMemory
 from strata.engine.pack import ModelSpec
 from strata.kernels.ops import I32, PAGE, AttentionPages
@@ -83,6 +84,7 @@ class PagePool:
     ) -> None:
         self._memory = memory = memory or HostMemory()
         self.n_pages = n_pages
+        self.page_bytes = page_bytes(spec, kv)
         self.tables: I32 = np.full((n_slots + n_checkpoints, pages_per_slot), -1, np.int32)
         """The page tables of slots and checkpoints, for reading."""
         self._mirror = memory.mirror((n_slots, pages_per_slot), -1)
@@ -172,6 +174,33 @@ class PagePool:
             page, given = self.tables[target, whole], self.tables[source, whole]
             for array in self.arrays:
                 self._memory.copy(array[page], array[given])
+
+    def read(self, slot: int, n: int) -> Bytes:
+        """The first n pages of the slot, array by array."""
+        image = np.empty(n * self.page_bytes, np.uint8)
+        for part, pages in self._parts(slot, n, image, n):
+            self._memory.download(part, pages)
+        return image
+
+    def write(self, slot: int, n: int, image: Bytes) -> None:
+        """Set the first n pages of the slot to the first n of what `read` gave."""
+        whole, rest = divmod(len(image), self.page_bytes)
+        if rest or n > whole:
+            raise ValueError(f"{n} pages of {self.page_bytes} bytes from an image of {len(image)}")
+        for part, pages in self._parts(slot, n, image, whole):
+            self._memory.upload(pages, part)
+
+    def _parts(self, slot: int, n: int, image: Bytes, n_image: int) -> Iterator[tuple[Bytes, Any]]:
+        """The pieces of an image of n_image pages that belong to the slot's first n, neighbours in one piece."""
+        table = self.tables[slot, :n]
+        edges = [0, *(np.flatnonzero(np.diff(table) != 1) + 1).tolist(), n] if n else [0]
+        begin = 0
+        for array in self.arrays:
+            size = array[0].nbytes
+            for first, end in pairwise(edges):
+                page = int(table[first])
+                yield image[begin + first * size : begin + end * size], array[page : page + end - first]
+            begin += n_image * size
 
     def release(self, slot: int) -> None:
         """Take all pages from the slot; those without another holder are free again."""

@@ -13,12 +13,13 @@ after the slots and have one row each: no pass reads or writes them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from strata.engine.device.base import Array, StateMemory
+from strata.engine.device.base import Array, Bytes, StateMemory
 from strata.engine.device.host import HostMemory
 from strata.engine.pack import ModelSpec
 from strata.kernels.ops import F32, I32
@@ -50,6 +51,7 @@ class Recurrent:
         self._memory = memory or HostMemory()
         self._sides = self._memory.sides
         self._n_slots = n_slots
+        self.n_bytes = recurrent_bytes(spec)
         rows = n_slots * self._sides + n_checkpoints
         if rows > MAX_STATE_ROWS:
             raise ValueError(f"a state has at most {MAX_STATE_ROWS} rows, got {rows}; use fewer slots")
@@ -101,9 +103,27 @@ class Recurrent:
         for array in self.arrays:
             self._memory.copy(array[self.row(target)], array[self.row(source)])
 
-    def block(self, slot: int) -> bytes:
+    def read(self, slot: int) -> Bytes:
         """All bytes of a slot's block, in the order of `arrays`."""
-        return b"".join(self._memory.read(array[self.row(slot)]).tobytes() for array in self.arrays)
+        block = np.empty(self.n_bytes, np.uint8)
+        for part, array in self._parts(slot, block):
+            self._memory.download(part, array)
+        return block
+
+    def write(self, slot: int, block: Bytes) -> None:
+        """Set a slot's block to what `read` gave."""
+        if len(block) != self.n_bytes:
+            raise ValueError(f"a block has {self.n_bytes} bytes here, got {len(block)}")
+        for part, array in self._parts(slot, block):
+            self._memory.upload(array, part)
+
+    def _parts(self, slot: int, block: Bytes) -> Iterator[tuple[Bytes, Array]]:
+        """The pieces of a block, and where they lie in the state."""
+        begin = 0
+        for array in self.arrays:
+            own = array[self.row(slot)]
+            yield block[begin : begin + own.nbytes], own
+            begin += own.nbytes
 
 
 def _gdn_shapes(spec: ModelSpec) -> tuple[tuple[int, int], tuple[int, int, int]]:

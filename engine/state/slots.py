@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strata.engine.device.base import StateMemory
+from strata.engine.device.base import Bytes, StateMemory
 from strata.engine.device.host import HostMemory
 from strata.engine.pack import ModelSpec
 from strata.engine.state.pages import AccountsError, OutOfPages, PagePool, page_bytes, pages_for
@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 
 class StateTooLarge(Exception):
     """The state that was asked for does not fit the memory there is. One line."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateImage:
+    """A slot's state on the host: tokens, bytes of its pages (`PagePool.read`) and of its recurrent block."""
+
+    length: int
+    pages: Bytes
+    block: Bytes
 
 
 def pages_of(n_slots: int, max_context: int, n_checkpoints: int = 0) -> int:
@@ -128,15 +137,48 @@ class StatePool:
     def copy(self, source: int, target: int) -> None:
         """Make `target` equal to `source`: whole pages by reference, the unfinished one and the recurrent block copied
         on the device. OutOfPages, with everything as it was, when there is no page for the unfinished one."""
-        if source == target:
-            return
-        n = self._lengths[source]
-        if n % PAGE and not self.pages.lost_with(target):
+        if source != target:
+            self._share(source, target, self._lengths[source])
+            self.recurrent.copy(source, target)
+
+    def branch(self, source: int, target: int, length: int, block: Bytes) -> None:
+        """Let `target` hold the first `length` tokens of `source`: pages as in `copy`, the recurrent block, which the
+        source has left behind, from the host. OutOfPages, with everything as it was."""
+        self._share(source, target, length)
+        self.recurrent.write(target, block)
+
+    def _share(self, source: int, target: int, length: int) -> None:
+        if length % PAGE and not self.pages.lost_with(target):
             self._require(1)
         self.pages.release(target)
-        self.pages.copy(source, target, n)
-        self.recurrent.copy(source, target)
-        self._lengths[target] = n
+        self.pages.copy(source, target, length)
+        self._lengths[target] = length
+        self.pages.update()
+
+    def image(self, slot: int) -> StateImage:
+        """A copy of the slot's state on the host. Waits for the device."""
+        n = self._lengths[slot]
+        return StateImage(n, self.pages.read(slot, pages_for(n)), self.recurrent.read(slot))
+
+    def image_bytes(self, length: int, blocks: int = 1) -> int:
+        """Bytes of an image of so many tokens, with the recurrent blocks of several positions."""
+        return pages_for(length) * self.pages.page_bytes + blocks * self.recurrent.n_bytes
+
+    def restore(self, slot: int, image: StateImage, length: int | None = None, block: Bytes | None = None) -> None:
+        """Make the slot what the image was taken of, or its first `length` tokens with the block of that position.
+
+        OutOfPages, with everything as it was, when there are no pages for it; ValueError for an image of another size.
+        """
+        n, block = image.length if length is None else length, image.block if block is None else block
+        sizes = len(image.pages) + len(block), self.image_bytes(image.length)
+        if not 0 <= n <= min(self.max_context, image.length) or sizes[0] != sizes[1]:
+            raise ValueError(f"{n} of {image.length} tokens and {sizes[0]} bytes of an image, {sizes[1]} are wanted")
+        self._require(max(0, pages_for(n) - self.pages.lost_with(slot)))
+        self.pages.release(slot)
+        self.pages.grow(slot, n)
+        self.pages.write(slot, pages_for(n), image.pages)
+        self.recurrent.write(slot, block)
+        self._lengths[slot] = n
         self.pages.update()
 
     def located(self, rows: Rows) -> Rows:
@@ -165,7 +207,7 @@ class StatePool:
         """All that the next token depends on: length, recurrent block, keys, values, index keys; no page numbers."""
         n = self._lengths[slot]
         table = self.pages.tables[slot, : pages_for(n)]
-        parts = [n.to_bytes(8, "little"), self.recurrent.block(slot)]
+        parts = [n.to_bytes(8, "little"), self.recurrent.read(slot).tobytes()]
         for layer in self.pages.layers:
             for array in (layer.k, layer.v, layer.raw, layer.block):
                 valid = n * array.shape[1] // PAGE

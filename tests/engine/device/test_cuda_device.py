@@ -134,3 +134,15 @@ def test_an_arena_beyond_the_limit_is_refused_with_the_flag(any_card):
     assert device.memory().total == 16 * MIB
     with pytest.raises(DeviceError, match=r"the weights take 0.03 GiB .* within --vram-limit-mib 16; use a smaller"):
         device.open("weights", 32 * MIB, "use a smaller file")
+
+
+def test_state_goes_to_another_place_and_to_the_host_and_back_byte_for_byte(device):
+    a, b = device.zeros((3, 5)), device.zeros((3, 5))
+    given = np.random.default_rng(1).integers(0, 256, 20, np.uint8)
+    device.upload(a[1], given)
+    wanted, given = given.copy(), np.zeros_like(given)
+    device.copy(b[2], a[1])
+    device.fill(a[1], 0)
+    device.download(given, b[2])
+    np.testing.assert_array_equal(given, wanted)
+    assert not device.read(a).any() and not device.read(b[:2]).any()
