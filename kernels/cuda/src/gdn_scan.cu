@@ -5,12 +5,14 @@
 //              costs little for few tokens and saves a launch; gdn_output moves the kept inputs
 //
 // A block is COLUMNS columns of one value head in one segment; its state lives in registers: thread (group, column) holds
-// the D / 8 rows of its group. Eight neighbouring lanes are the eight groups of a column, so the tree over the groups is
-// three exchanges. Tokens arrive 16 at a time by asynchronous copies, two tiles deep.
+// the D / 8 rows of its group. The eight groups of a column are lanes of one warp, so the tree over the groups is three
+// exchanges. The outputs of eight tokens are summed over the groups together, each lane keeping one of them: seven
+// exchanges instead of 24. Tokens arrive 16 at a time by asynchronous copies, two tiles deep.
 // Constants   HEAD_SIZE = D, TAPS
 // Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), in place or to another row
 // Why      16 columns a block: 48 heads of 128 are 384 blocks of 4 warps, which spread over 132 multiprocessors to
-//          within 3 % of even; 32 columns leave a quarter of them idle.
+//          within 3 % of even; 32 columns leave a quarter of them idle. Neighbouring lanes are two columns of one
+//          group: they read the same query and key, and half a warp reads 128 bytes, which is one turn of the memory.
 // Source   the order of every sum is that of `ops.Kernels.gdn`
 #include "gdn_window.cuh"
 
@@ -48,28 +50,33 @@ struct Raw {
 // Where element x of a vector lies in a tile.
 DEVICE int place_of(int x) { return x / ROWS * Shape::VECTOR_GROUP + x % ROWS; }
 
-// Start the copies of the tokens from `first` (not past `end`) into a tile.
+// Start the copies of the tokens from `first` (not past `end`) into a tile. A thread takes the same 16 bytes of every
+// EACH-th token.
 DEVICE void load_tile(Shape::Tile& tile, const Work& g, int first, int end) {
-    constexpr int PIECES = D / 4;
+    constexpr u32 PIECES = D / 4, EACH = SCAN_THREADS / PIECES;
     const int n = min(TOKENS, end - first);
-    for (int e = threadIdx.x; e < n * PIECES; e += SCAN_THREADS) {
-        const int t = e / PIECES, x = e % PIECES * 4, to = place_of(x);
-        const float* row = g.c + static_cast<long long>(first + t) * g.channels + g.key_head * D + x;
-        copy16(&tile.q[t][to], row);
-        copy16(&tile.k[t][to], row + g.key_heads * D);
+    const u32 x = threadIdx.x % PIECES * 4, at = threadIdx.x / PIECES, to = place_of(x);
+    const float* row = g.c + static_cast<long long>(first + at) * g.channels + g.key_head * D + x;
+#pragma unroll
+    for (u32 i = 0; i < TOKENS / EACH; i++) {
+        if (at + i * EACH < n) {
+            copy16(&tile.q[at + i * EACH][to], row);
+            copy16(&tile.k[at + i * EACH][to], row + g.key_heads * D);
+        }
+        row += EACH * g.channels;
     }
-    for (int e = threadIdx.x; e < n * (COLUMNS / 4); e += SCAN_THREADS) {
-        const int t = e / (COLUMNS / 4), x = e % (COLUMNS / 4) * 4;
-        copy16(&tile.v[t][x], g.c + static_cast<long long>(first + t) * g.channels + (2 * g.key_heads + g.head) * D +
-                                  g.column + x);
-    }
+    const u32 column = threadIdx.x % (COLUMNS / 4) * 4, token = threadIdx.x / (COLUMNS / 4);
+    if (token < n)
+        copy16(&tile.v[token][column], g.c + static_cast<long long>(first + token) * g.channels +
+                                           (2 * g.key_heads + g.head) * D + g.column + column);
     if (threadIdx.x < n) {
-        const long long at = static_cast<long long>(first + threadIdx.x) * g.value_heads + g.head;
-        tile.decay[threadIdx.x] = g.decay[at];
-        tile.beta[threadIdx.x] = g.beta[at];
+        const long long from = static_cast<long long>(first + threadIdx.x) * g.value_heads + g.head;
+        copy4(&tile.decay[threadIdx.x], g.decay + from);
+        copy4(&tile.beta[threadIdx.x], g.beta + from);
     }
     copies_commit();
 }
+static_assert(SCAN_THREADS >= TOKENS * (COLUMNS / 4), "a tile's values are a copy of a thread at most");
 
 // Convolve the tokens from `first` into a tile: a warp takes the query, the key, or the values and gates of a token.
 DEVICE void convolve_tile(Shape::Tile& tile, const Work& g, const Raw& raw, int first, int end) {
@@ -97,14 +104,38 @@ DEVICE void convolve_tile(Shape::Tile& tile, const Work& g, const Raw& raw, int 
     copies_commit();
 }
 
+// Lanes of a column: bits 1 to 3 are the group, bit 0 and the rest are the column.
+DEVICE int group_of(int thread) { return thread >> 1 & 7; }
+DEVICE int column_of(int thread) { return (thread & 1) | thread >> 4 << 1; }
+
 // The sum over all groups of a column; every lane of the column gets it.
 DEVICE float sum_groups(float p) {
-    p = p + __shfl_xor_sync(ALL, p, 1);
     p = p + __shfl_xor_sync(ALL, p, 2);
-    return p + __shfl_xor_sync(ALL, p, 4);
+    p = p + __shfl_xor_sync(ALL, p, 4);
+    return p + __shfl_xor_sync(ALL, p, 8);
 }
 
-// One token: s = s * decay; e = beta * (v - sum(s * k)); s = fma(k, e, s); returns sum(s * q).
+// The lanes of bit BIT keep the upper half of p, the others the lower one, each with what its partner has of it.
+template <int N, int BIT>
+DEVICE void halve(float* p, int lane) {
+    const bool upper = lane & BIT;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float mine = upper ? p[i + N] : p[i], theirs = upper ? p[i] : p[i + N];
+        p[i] = mine + __shfl_xor_sync(ALL, theirs, BIT);
+    }
+}
+
+// The sums over all groups of what they have of eight tokens; a lane gets that of token `token_of`.
+DEVICE float sum_eight(float (&p)[8], int lane) {
+    halve<4, 2>(p, lane);
+    halve<2, 4>(p, lane);
+    halve<1, 8>(p, lane);
+    return p[0];
+}
+DEVICE int token_of(int lane) { return (lane & 2) << 1 | (lane & 4) >> 1 | (lane & 8) >> 3; }
+
+// One token: s = s * decay; e = beta * (v - sum(s * k)); s = fma(k, e, s); returns the group's part of sum(s * q).
 DEVICE float delta_step(float (&s)[ROWS], const float* q, const float* k, float v, float decay, float beta) {
     float4 keys[ROWS / 4];
     float p0 = 0.0f, p1 = 0.0f, p2 = 0.0f, p3 = 0.0f;
@@ -126,7 +157,30 @@ DEVICE float delta_step(float (&s)[ROWS], const float* q, const float* k, float 
         p2 = fmaf(s[4 * i + 2] = fmaf(keys[i].z, e, s[4 * i + 2]), query.z, p2);
         p3 = fmaf(s[4 * i + 3] = fmaf(keys[i].w, e, s[4 * i + 3]), query.w, p3);
     }
-    return sum_groups((p0 + p1) + (p2 + p3));
+    return (p0 + p1) + (p2 + p3);
+}
+
+// The tokens of a tile, their outputs to out[token][column].
+DEVICE void scan_tile(float (&s)[ROWS], const Shape::Tile& tile, int n, float (*out)[COLUMNS]) {
+    const int group = group_of(threadIdx.x), mine = column_of(threadIdx.x);
+    const float *q = &tile.q[0][group * Shape::VECTOR_GROUP], *k = &tile.k[0][group * Shape::VECTOR_GROUP];
+    auto step = [&](int t) {
+        return delta_step(s, q + t * Shape::VECTOR, k + t * Shape::VECTOR, tile.v[t][mine], tile.decay[t], tile.beta[t]);
+    };
+    int t = 0;
+#pragma unroll 1
+    for (; t + 8 <= n; t += 8) {
+        float p[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) p[i] = step(t + i);
+        const float sum = sum_eight(p, threadIdx.x);
+        out[t + token_of(threadIdx.x)][mine] = sum;
+    }
+#pragma unroll 1
+    for (; t < n; t++) {
+        const float sum = sum_groups(step(t));
+        if (group == 0) out[t][mine] = sum;
+    }
 }
 
 DEVICE Work work_of(const float* c, const float* decay, const float* beta, int key_heads, int value_heads) {
@@ -140,9 +194,9 @@ DEVICE Work work_of(const float* c, const float* decay, const float* beta, int k
 template <class Fill>
 DEVICE void scan(const Work& g, const Segment& seg, float* state, float* o, const Fill& fill) {
     __shared__ __align__(16) float memory[2 * Shape::TILE_FLOATS];
-    __shared__ __align__(16) float out[TOKENS][COLUMNS];
+    __shared__ __align__(16) float out[2][TOKENS][COLUMNS];
     Shape::Tile* tiles = reinterpret_cast<Shape::Tile*>(memory);
-    const int tid = threadIdx.x, group = tid & 7, mine = tid >> 3;
+    const int tid = threadIdx.x, group = group_of(tid), mine = column_of(tid);
     const long long matrix = static_cast<long long>(D) * D;
     const float* before = state + (static_cast<long long>(seg.slot) * g.value_heads + g.head) * matrix + g.column;
     float* after = state + (static_cast<long long>(seg.to) * g.value_heads + g.head) * matrix + g.column;
@@ -163,27 +217,26 @@ DEVICE void scan(const Work& g, const Segment& seg, float* state, float* o, cons
     for (int i = 0; i < ROWS; i++) s[i] = passage[group * Shape::STATE_GROUP + i * COLUMNS + mine];
     __syncthreads();
 
-    for (int first = seg.begin, u = 0; first < seg.end; first += TOKENS, u ^= 1) {
-        if (first + TOKENS < seg.end)
-            fill(tiles[u ^ 1], first + TOKENS);
-        else
-            copies_commit();
-        copies_wait<1>();
-        __syncthreads();
-        const Shape::Tile& tile = tiles[u];
-        const int n = min(TOKENS, seg.end - first);
-        const float *q = &tile.q[0][group * Shape::VECTOR_GROUP], *k = &tile.k[0][group * Shape::VECTOR_GROUP];
-#pragma unroll 4
-        for (int t = 0; t < n; t++) {
-            const float sum = delta_step(s, q + t * Shape::VECTOR, k + t * Shape::VECTOR, tile.v[t][mine],
-                                         tile.decay[t], tile.beta[t]);
-            if (group == (t & 7)) out[t][mine] = sum;
+    auto write = [&](int first, int u) {
+        const int n = min(TOKENS, seg.end - first), x = tid % COLUMNS;
+        float* to = o + (static_cast<long long>(first + tid / COLUMNS) * g.value_heads + g.head) * D + g.column + x;
+#pragma unroll
+        for (int i = 0; i < TOKENS; i += SCAN_THREADS / COLUMNS) {
+            const int t = tid / COLUMNS + i;
+            if (t < n) *to = out[u][t][x];
+            to += SCAN_THREADS / COLUMNS * g.value_heads * D;
         }
+    };
+    int u = 0;
+    for (int first = seg.begin; first < seg.end; first += TOKENS, u ^= 1) {
+        copies_wait<0>();
         __syncthreads();
-        for (int e = tid; e < n * COLUMNS; e += SCAN_THREADS)
-            o[(static_cast<long long>(first + e / COLUMNS) * g.value_heads + g.head) * D + g.column + e % COLUMNS] =
-                out[e / COLUMNS][e % COLUMNS];
+        if (first + TOKENS < seg.end) fill(tiles[u ^ 1], first + TOKENS);
+        if (first > seg.begin) write(first - TOKENS, u ^ 1);
+        scan_tile(s, tiles[u], min(TOKENS, seg.end - first), out[u]);
     }
+    __syncthreads();
+    write(seg.end - 1 - (seg.end - 1 - seg.begin) % TOKENS, u ^ 1);
 
 #pragma unroll
     for (int i = 0; i < ROWS; i++) passage[group * Shape::STATE_GROUP + i * COLUMNS + mine] = s[i];
@@ -207,7 +260,7 @@ struct Convolve {
     DEVICE void operator()(Shape::Tile& tile, int first) const { convolve_tile(tile, g, raw, first, raw.window.s.end); }
 };
 
-KERNEL void __launch_bounds__(SCAN_THREADS)
+KERNEL void __launch_bounds__(SCAN_THREADS, 3)
     gdn_scan(const float* c, const float* decay, const float* beta, const float* p, float* conv, float* state,
              const int* segments, float* o, int key_heads, int value_heads) {
     inputs_ready();
@@ -226,7 +279,7 @@ KERNEL void __launch_bounds__(SCAN_THREADS)
     window.keep(conv, channel, kept);
 }
 
-KERNEL void __launch_bounds__(SCAN_THREADS)
+KERNEL void __launch_bounds__(SCAN_THREADS, 3)
     gdn_window(const float* p, const float* conv_w, const float* conv, const float* b, const float* a, const float* w_a,
                const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads) {
     inputs_ready();
