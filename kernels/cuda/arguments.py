@@ -34,16 +34,16 @@ def structure(pointers: Sequence[str], integers: Sequence[str]) -> np.dtype[Any]
 
 
 WINDOW: Final = structure(
-    ("x", "q", "d", "sums", "join", "first", "second", "ids", "weights", "given"),
-    ("n", "used", "cols", "tiles", "ring", "at_scales", "at_sums", "at_lists", "at_mail", "at_terms", "at_grid",
-     "at_stages", "at_y", "input_pitch", "scale_pitch", "sum_pitch", "term_pitch"),
+    ("x", "q", "d", "sums", "join", "first", "second", "ids", "weights", "given", "beside"),
+    ("early", "n", "used", "cols", "tiles", "ring", "at_scales", "at_sums", "at_lists", "at_mail", "at_terms",
+     "at_grid", "at_stages", "at_y", "input_pitch", "scale_pitch", "sum_pitch", "term_pitch"),
 )  # fmt: skip
 PROMPT: Final = structure(
     ("q", "d", "sums", "join", "first", "second", "order", "tile_list", "n_tiles"),
     ("n", "divide", "cols", "row_tiles"),
 )
 LANES_WINDOW: Final = structure(
-    ("x", "join", "first", "second", "ids", "weights", "given"), ("n", "used", "cols", "tiles")
+    ("x", "join", "first", "second", "ids", "weights", "given", "beside"), ("early", "n", "used", "cols", "tiles")
 )
 LANES_PROMPT: Final = structure(
     ("x", "join", "first", "second", "order", "tile_list", "n_tiles"), ("n", "divide", "cols", "row_tiles", "each")

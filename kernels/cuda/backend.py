@@ -33,7 +33,8 @@ from strata.kernels.cuda import product as products
 from strata.kernels.cuda import qsa as qsas
 from strata.kernels.cuda import route as routes
 from strata.kernels.cuda import sample as samples
-from strata.kernels.cuda.mixture import Bank, gate_times_up, mixture, stack_addresses
+from strata.kernels.cuda.mixture import Bank, Shared, gate_times_up, mixture, stack_addresses
+from strata.kernels.cuda.plans import WINDOW_ROWS
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.formats import Weight
 from strata.kernels.ops import AttentionPages, Gdn, Hyper, Moe, Norms, Ple, Rope, Sampling
@@ -58,7 +59,7 @@ class CudaKernels:
         self._limits = qsas.limits(workspace, attention_bytes)
         self._ended = workspace.array((1,), np.uint32)
         self._ended[...] = 0
-        self._banks: dict[int, tuple[Moe, tuple[Bank, Bank, Bank]]] = {}
+        self._banks: dict[int, tuple[Moe, tuple[Bank, Bank, Bank], Shared | None]] = {}
 
     @property
     def bound(self) -> int | None:
@@ -182,7 +183,15 @@ class CudaKernels:
         """Put the addresses of a block's experts on the device, once, before its first `moe` is captured."""
         if id(w) not in self._banks:
             gate, up, down = (self._bank(stack) for stack in (w.gate, w.up, w.down))
-            self._banks[id(w)] = (w, (gate, up, down))
+            self._banks[id(w)] = (w, (gate, up, down), self._shared(w))
+
+    def _shared(self, w: Moe) -> Shared | None:
+        """The shared expert as one of the others; None when its gate and up have different types."""
+        if w.shared_gate.type is not w.shared_up.type:
+            return None
+        stacks = (Weight(m.type, (1, *m.shape), m.data[None]) for m in (w.shared_gate, w.shared_up))
+        gate, up = (self._bank(stack) for stack in stacks)
+        return Shared(gate, up, w.shared_down, _copied(np.zeros((WINDOW_ROWS, 1), np.int32), w.shared_gate.data))
 
     def _bank(self, w: Weight) -> Bank:
         return Bank(w.type, w.rows, w.cols, _copied(stack_addresses(w), w.data))
@@ -190,13 +199,15 @@ class CudaKernels:
     def moe(self, w: Moe, x: DeviceArray, used: int) -> DeviceArray:
         """`ops.Kernels.moe`. The scores and picks of the rows stay in the workspace beside the result."""
         self.bind_experts(w)
-        gate, up, down = self._banks[id(w)][1]
+        _, (gate, up, down), shared = self._banks[id(w)]
         ws = self.workspace
         if routes.fits_window(w.router, w.shared_router, len(x)):
             picked, weights, shared_logits = routes.route_window(ws, self._ended, w.router, w.shared_router, x, used)
         else:
             logits, shared_logits = products.linear(ws, [w.router, w.shared_router], x)
             picked, weights = routes.route(ws, logits, used)
+        if shared is not None and len(x) <= WINDOW_ROWS:
+            return mixture(ws, gate, up, down, x, picked, weights, shared=(shared, shared_logits.reshape(-1)))
         out = mixture(ws, gate, up, down, x, picked, weights)
         with ws.scratch():
             hidden, other = products.linear(ws, [w.shared_gate, w.shared_up], x)

@@ -40,6 +40,7 @@ from strata.kernels.cuda.product import (
     check_address,
     lanes_constants,
     layout,
+    linear,
     window_inputs,
 )
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
@@ -63,6 +64,16 @@ class Bank:
         return int(self.addresses.shape[0])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """The expert that every row has: its matrices (banks of one), and ids (WINDOW_ROWS, 1) of zeros on the device."""
+
+    gate: Bank
+    up: Bank
+    down: Weight
+    ids: DeviceArray
+
+
 def stack_addresses(w: Weight) -> np.ndarray:
     """Addresses of the experts of a stack that lies on the device in one piece, uint64 (experts,) on the host."""
     require(len(w.shape) == 3, f"a stack of experts has 3 dimensions, got {w.shape}")
@@ -80,10 +91,15 @@ def mixture(
     ids: DeviceArray,
     weights: DeviceArray,
     given: DeviceArray | None = None,
+    shared: tuple[Shared, DeviceArray] | None = None,
     tuning: Tuning = UNTUNED,
 ) -> DeviceArray:
     """The weighted sum of the picked experts' outputs. given (n * used, H): outputs of the pairs whose expert is not
-    there, null when all are. ids outside 0 .. experts - 1 are taken from `given` too; a window allows only -1."""
+    there, null when all are. ids outside 0 .. experts - 1 are taken from `given` too; a window allows only -1.
+
+    shared: of a window, the shared expert and the logits (n,) of its gate: fma(sigmoid(logit), shared expert's output,
+    sum). Its products work beside those of the others; x must be older than the kernel that made the ids.
+    """
     size = check(x=(x, "n H", np.float32), ids=(ids, "n used", np.int32), weights=(weights, "n used", np.float32))
     n, width, used = size["n"], size["H"], size["used"]
     shapes = (gate.cols, up.cols, up.rows, down.cols, down.rows)
@@ -95,10 +111,11 @@ def mixture(
     if given is not None:
         check(given=(given, f"{n * used} {width}", np.float32))
     require(n <= WINDOW_ROWS or given is None, "given is for windows: the experts of a prompt are all computed here")
+    require(n <= WINDOW_ROWS or shared is None, "shared is for windows")
     out = workspace.array((n, width))
     if n:
         with workspace.scratch():
-            part = _Part(workspace, x, ids, weights, out, used, tuning)
+            part = _Part(workspace, x, ids, weights, out, used, tuning, shared)
             if n <= WINDOW_ROWS:
                 part.window(gate, up, down, given)
             else:
@@ -117,6 +134,7 @@ class _Part:
     out: DeviceArray
     used: int
     tuning: Tuning
+    shared: tuple[Shared, DeviceArray] | None = None
 
     @property
     def pairs(self) -> int:
@@ -136,10 +154,12 @@ class _Part:
             for rows in (slice(0, n // 2), slice(n // 2, n)):
                 pairs = slice(rows.start * self.used, rows.stop * self.used)
                 x, ids, weights, out = (a[rows] for a in (self.x, self.ids, self.weights, self.out))
-                part = _Part(self.workspace, x, ids, weights, out, self.used, self.tuning)
+                shared = None if self.shared is None else (self.shared[0], self.shared[1][rows])
+                part = _Part(self.workspace, x, ids, weights, out, self.used, self.tuning, shared)
                 part.window(gate, up, down, None if given is None else given[pairs])
             return
         with self.workspace.scratch():
+            own = self._shared_hidden()
             hidden = self.workspace.array((self.pairs, gate.rows))
             if gate.type is up.type:
                 self._window_product(gate, GATE_UP, self.x, hidden, second=up.addresses)
@@ -148,7 +168,22 @@ class _Part:
                 self._window_product(gate, PAIRS, self.x, hidden)
                 self._window_product(up, PAIRS, self.x, other)
                 gate_times_up(hidden, other)
-            self._window_product(down, DOWN, hidden, self.out, weights=self.weights, given=given)
+            more: dict[str, Any] = {}
+            if self.shared is not None and own is not None:
+                linear(self.workspace, [self.shared[0].down], own[0], out=[own[1]], early=True)
+                more = {"beside": own[1], "join": self.shared[1]}
+            self._window_product(down, DOWN, hidden, self.out, weights=self.weights, given=given, **more)
+
+    def _shared_hidden(self) -> tuple[DeviceArray, DeviceArray] | None:
+        """The shared expert's silu(gate x) * (up x), beside the kernel that made the ids, and an array for its output:
+        taken here, since its product works beside the next one and may not lie in scratch that this one gives back."""
+        if self.shared is None:
+            return None
+        shared, n = self.shared[0], len(self.x)
+        hidden, y = self.workspace.array((n, shared.gate.rows)), self.workspace.array(self.out.shape)
+        part = _Part(self.workspace, self.x, shared.ids[:n], self.weights, hidden, 1, self.tuning)
+        part._window_product(shared.gate, GATE_UP, self.x, hidden, second=shared.up.addresses, early=1)
+        return hidden, y
 
     def _plan(self, bank: Bank, mode: str) -> plans.WindowPlan | None:
         if bank.type.is_float:
@@ -174,7 +209,9 @@ class _Part:
             run("lanes_window", constants, blocks, 32 * LANES_WARPS, arguments, shared)
             return
         with self.workspace.scratch():
-            arguments = fill(WINDOW, **window_inputs(self.workspace, x, bank.type), **layout(plan), **common)
+            given = window_inputs(self.workspace, x, bank.type)
+            common["early"] = int(bool(more.get("early")) and "x" in given)  # a kernel that quantises comes between
+            arguments = fill(WINDOW, **given, **layout(plan), **common)
             enter_matrices(arguments, matrix, plan.rows)
             run("product_window", plan.constants(bank.type, mode), plan.blocks, 32 * plan.warps, arguments, plan.shared)
 

@@ -96,12 +96,14 @@ def linear(
     x: DeviceArray,
     join: DeviceArray | None = None,
     out: Sequence[DeviceArray] | None = None,
+    early: bool = False,
     tuning: Tuning = UNTUNED,
 ) -> list[DeviceArray]:
     """Several matrices with one input: x (n, cols) -> [(n, rows_i)].
 
     `out`: where to write, instead of new arrays. `join` (n,) float32, together with `out`: a result y is not written
-    but joined, out = fma(sigmoid(join[row]), y, out).
+    but joined, out = fma(sigmoid(join[row]), y, out). `early`: a window may work beside the kernel before it, which
+    has not made x and does not know the results (intrinsics.cuh).
     """
     n = _check(weights, x)
     outs = list(out) if out is not None else [workspace.array((n, w.rows)) for w in weights]
@@ -115,11 +117,12 @@ def linear(
         return outs
     with workspace.scratch():
         inputs = QuantizedInputs(workspace, x)
-        for group, results in _launches(weights, outs):
+        for i, (group, results) in enumerate(_launches(weights, outs)):
+            beside = early or (i > 0 and out is None)  # the launch before has other results
             if n > WINDOW_ROWS:
                 _prompt(group, results, x, inputs, join)
             else:
-                _window(workspace, group, results, x, join, tuning)
+                _window(workspace, group, results, x, join, beside, tuning)
     return outs
 
 
@@ -160,12 +163,13 @@ def _window(
     outs: Sequence[DeviceArray],
     x: DeviceArray,
     join: DeviceArray | None,
+    early: bool,
     tuning: Tuning,
 ) -> None:
     """Up to 16 rows with matrices of one type; in parts when the card's shared memory does not hold the rows."""
     kind, (n, cols) = weights[0].type, x.shape
     if kind.is_float:
-        arguments = fill(LANES_WINDOW, x=x, join=join, n=n, cols=cols)
+        arguments = fill(LANES_WINDOW, x=x, join=join, early=int(early), n=n, cols=cols)
         rows = enter_matrices(arguments, _matrices(weights, outs), 1)
         arguments["tiles"] = rows
         constants = lanes_constants(kind, cols, DENSE, n)
@@ -178,9 +182,12 @@ def _window(
         if n == 1:
             raise
         for part in (slice(0, n // 2), slice(n // 2, n)):
-            _window(workspace, weights, [o[part] for o in outs], x[part], None if join is None else join[part], tuning)
+            gate = None if join is None else join[part]
+            _window(workspace, weights, [o[part] for o in outs], x[part], gate, False, tuning)
         return
-    arguments = fill(WINDOW, **window_inputs(workspace, x, kind), join=join, n=n, cols=cols, **layout(plan))
+    given = window_inputs(workspace, x, kind)
+    beside = int(early and "x" in given)  # a kernel that quantises comes between
+    arguments = fill(WINDOW, **given, join=join, early=beside, n=n, cols=cols, **layout(plan))
     enter_matrices(arguments, _matrices(weights, outs), plan.rows)
     run("product_window", plan.constants(kind, DENSE), plan.blocks, 32 * plan.warps, arguments, plan.shared)
 

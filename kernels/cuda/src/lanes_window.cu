@@ -32,6 +32,8 @@ struct Arguments {
     const int* ids;      // (n, used)
     const float* weights;
     const float* given;  // (n * used, rows), or null
+    const float* beside; // DOWN: null, or (n, rows): out = fma(sigmoid(join[row]), beside, out) at the end
+    int early;           // works beside the kernel before it (intrinsics.cuh)
     int n, used, cols, tiles;  // tiles: rows of all matrices, or of an expert
 };
 
@@ -57,7 +59,8 @@ DEVICE void row_sums(float (&out)[INPUTS], const u8* row, const float* const (&x
 }
 
 KERNEL __launch_bounds__(32 * WARPS, 1) void lanes_window(PARAMETER Arguments a) {
-    inputs_ready();
+    if (a.early) next_may_come();
+    else inputs_ready();
     extern __shared__ __align__(16) int shared[];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, pairs = a.n * a.used;
     const long long row_bytes = (long long)a.cols * TYPE::BYTES;
@@ -112,11 +115,14 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void lanes_window(PARAMETER Arguments a)
             }
         }
     }
+    if (a.early) inputs_ready();
     if (MODE != DOWN) return;
     __syncthreads();
     for (int i = threadIdx.x; i < rows * a.n; i += 32 * WARPS) {
         const int token = i / rows, r = i % rows, row = first_row + r;
-        a.matrix[0].out[(long long)token * a.tiles + row] = join_pairs(
-            lists, a.weights, a.given, token, a.used, row, a.tiles, [&](int p) { return y[r * pairs + p]; });
+        const long long to = (long long)token * a.tiles + row;
+        const float sum = join_pairs(lists, a.weights, a.given, token, a.used, row, a.tiles,
+                                     [&](int p) { return y[r * pairs + p]; });
+        a.matrix[0].out[to] = a.beside ? fmaf(sigmoid_f32(a.join[token]), a.beside[to], sum) : sum;
     }
 }

@@ -44,6 +44,8 @@ struct Arguments {
     const int* ids;      // (n, used)
     const float* weights;
     const float* given;  // (n * used, rows), or null
+    const float* beside; // DOWN: null, or (n, rows): out = fma(sigmoid(join[row]), beside, out) at the end
+    int early;           // works beside the kernel before it (intrinsics.cuh)
     int n, used, cols, tiles, ring;
     int at_scales, at_sums, at_lists, at_mail, at_terms, at_grid, at_stages, at_y;  // parts of shared memory, bytes
     int input_pitch, scale_pitch, sum_pitch, term_pitch;
@@ -406,7 +408,8 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
         if (ONE) gate_init(&gates[warp], chunks);
         else box_init(&boxes[warp]);
     }
-    if (MODE != DENSE) inputs_ready();  // the picks of the window say which weights
+    if (a.early) next_may_come();
+    else if (MODE != DENSE) inputs_ready();  // the picks of the window say which weights
     const Experts lists((int*)(shared + a.at_lists), a);
     const Entries entries;
 
@@ -458,7 +461,7 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
 #pragma unroll 1
     for (int i = 1; i < STAGES; i++) load();
 
-    if (MODE == DENSE) inputs_ready();
+    if (MODE == DENSE && !a.early) inputs_ready();
     inputs_to_shared(a, shared, MODE == DOWN ? pairs : a.n);
     entries.store(shared + a.at_grid);
     __syncthreads();
@@ -558,6 +561,7 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
         chunk += a.ring;
         stage = stage == (STAGES - 1) * STAGE ? 0 : stage + STAGE;
     }
+    if (a.early) inputs_ready();
     if (MODE != DOWN) return;
     __syncthreads();
     for (int i = threadIdx.x; i < tiles * a.n * ROWS; i += 32 * WARPS) {  // join the pairs of the block's tiles
@@ -565,7 +569,8 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
         const int rows = a.matrix[0].rows;
         if (row >= rows) continue;
         const float* y = (const float*)(shared + a.at_y) + at * pairs * ROWS + r;
-        a.matrix[0].out[(long long)token * rows + row] = join_pairs(lists, a.weights, a.given, token, a.used, row, rows,
-                                                                    [&](int p) { return y[p * ROWS]; });
+        const long long to = (long long)token * rows + row;
+        const float sum = join_pairs(lists, a.weights, a.given, token, a.used, row, rows, [&](int p) { return y[p * ROWS]; });
+        a.matrix[0].out[to] = a.beside ? fmaf(sigmoid_f32(a.join[token]), a.beside[to], sum) : sum;
     }
 }
