@@ -20,6 +20,7 @@ from strata.bench.report import Record, Report, pack_facts, show
 from strata.engine.cuda_runner import CudaRunner
 from strata.engine.options import fitted, parse
 from strata.engine.pack import open_pack
+from strata.engine.schedule.ports import SOLO, Row
 from strata.kernels.ops import Sampling
 
 _NOTHING = np.empty(0, np.int32)
@@ -35,16 +36,18 @@ class Sequence:
 
     def run(self, prompt: int, generate: int) -> None:
         """Read `prompt` random ids, then decode `generate` tokens."""
-        runner = self._runner
-        ids = np.random.default_rng(prompt).integers(32, self._vocab, prompt).astype(np.int32)
-        runner.reset()
-        logits = None
+        runner, greedy = self._runner, Sampling()
+        tokens = np.empty(prompt + generate, np.int32)
+        tokens[:prompt] = np.random.default_rng(prompt).integers(32, self._vocab, prompt)
+        runner.state.reset(SOLO)
         for at in range(0, prompt, runner.chunk):
-            part = ids[at : at + runner.chunk]
-            logits = runner.feed(at, part, at + len(part) == prompt)
-        for position in range(prompt, prompt + generate):
-            token = runner.sample(logits, _NOTHING, Sampling(), position)
-            logits = runner.feed(position, np.array([token], np.int32), True)
+            part = tokens[at : min(at + runner.chunk, prompt)]
+            logits = runner.feed(SOLO, at, part, at + len(part) == prompt)
+        for n in range(prompt, prompt + generate):
+            if n == prompt:
+                tokens[n] = runner.sample(logits, _NOTHING, greedy, n)
+            else:
+                (tokens[n],) = runner.window([Row(SOLO, tokens[:n], greedy, 0)], True)
 
 
 def kernels(work: Callable[[], None], name: str, per: int) -> list[Record]:

@@ -77,6 +77,8 @@ def page() -> str:
     parts.append(table(("option", "meaning", "why not"), cells))
     parts.append(VARIABLES)
     parts.append(table(("variable", "meaning"), ((code(n), text) for n, text in environment.HERE.items())))
+    anyway = ", ".join(map(code, sorted(environment.SO_ANYWAY)))
+    parts.append(f"Accepted, with one log line that they ask for what is done here anyway: {anyway}.\n")
     nothing = sorted(environment.NO_EFFECT_SWITCHES | environment.NO_EFFECT_VALUES)
     parts.append("Accepted, with one log line that they have no effect here: " + ", ".join(map(code, nothing)) + ".\n")
     parts.append("Read by the server and its scripts: " + ", ".join(map(code, sorted(environment.ELSEWHERE))) + ".\n")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from strata.engine import environment
 from strata.engine.flags import help_text
 from strata.engine.log import configure, log, log_traceback
-from strata.engine.options import REFUSED_EXIT, Options, Refused, fitted, parse
+from strata.engine.options import REFUSED_EXIT, Options, Refused, fitted, notes, parse
 from strata.protocol.lines import Err, encode
 from strata.protocol.version import VERSION
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from strata.engine.inbox import Inbox
     from strata.engine.pack import Pack
     from strata.engine.runner import ModelRunner
+    from strata.engine.schedule.live import Path
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 DIED_EXIT = 1
@@ -64,7 +65,7 @@ def main() -> int:
 
 def _run(argv: Sequence[str], out: int) -> int:
     options = parse(argv)
-    for note in environment.notes(os.environ):
+    for note in (*notes(argv), *environment.notes(os.environ)):
         log(note)
     # Imported here: a refused command line and --help need neither NumPy nor the kernels.
     from strata.engine.pack import PackError, open_pack
@@ -87,28 +88,18 @@ def _serve(pack: Pack, options: Options, out: int) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from strata.engine.facts import engine_info
     from strata.engine.inbox import Inbox
-    from strata.engine.schedule.live import SoloPath
     from strata.engine.serve import Server, Writer
 
     begun = time.perf_counter()
     log(f"{pack.path.name}: {pack.n_bytes / 2**20:.0f} MiB, loading; a first start also compiles the kernels")
     runner = _runner(pack, options)
     runner.warm()
-    path = SoloPath(
-        runner,
-        chunk=runner.chunk,
-        reuse=options.prompt_cache > 0,
-        end_ids=frozenset(options.eos_ids or ()),
-        routed=pack.spec.layers * pack.spec.experts_used,
-        in_vram=options.device == "cuda",
-        verify=options.verify_accounts,
-    )
     inbox = Inbox(_STDIN)
-    server = Server(path, inbox, Writer(out), max_context=options.max_context, vocab=pack.spec.vocab)
+    server = Server(_path(runner, pack, options), inbox, Writer(out), vocab=pack.spec.vocab)
     _leave_on_signals(inbox)
     inbox.start()
     log(f"{pack.path.name}: ready on {runner.where} after {time.perf_counter() - begun:.2f} s")
-    server.greet(engine_info(options, pack.spec.vocab, runner.info()))
+    server.greet(engine_info(options, pack.spec.vocab, runner.n_slots, runner.info()))
     try:
         server.run()
     finally:
@@ -116,6 +107,33 @@ def _serve(pack: Pack, options: Options, out: int) -> int:
             log(f"stats: {server.totals}")
             log(f"stats: {runner.costs}")
     return 0
+
+
+def _path(runner: ModelRunner | CudaRunner, pack: Pack, options: Options) -> Path:
+    """What schedules on the runner, with the books of who holds which tokens."""
+    from strata.engine.capacity import cache_rules
+    from strata.engine.schedule.live import Path
+    from strata.engine.schedule.ports import Rules
+    from strata.engine.state.conversations import Conversations
+
+    rules = Rules(
+        chunk=runner.chunk,
+        beside=runner.beside,
+        max_context=options.max_context,
+        end_ids=frozenset(options.eos_ids or ()),
+        n_slots=runner.n_slots,
+        share=environment.decode_share(os.environ.get(environment.DECODE_SHARE)),
+        short_read=options.short_read,
+        prompt_cache=options.prompt_cache > 0,
+        routed=pack.spec.layers * pack.spec.experts_used,
+        in_vram=options.device == "cuda",
+        verify=options.verify_accounts,
+        trace=environment.is_on(os.environ.get(environment.TRACE)),
+    )
+    sessions = Conversations(
+        runner.state, runner.n_slots, cache_rules(options), None, options.turn_token, verify=options.verify_accounts
+    )
+    return Path(runner, sessions, rules)
 
 
 def _runner(pack: Pack, options: Options) -> ModelRunner | CudaRunner:

@@ -1,9 +1,9 @@
-"""The model on a card with the state of one sequence: what the solo path computes with there.
+"""The model on a card with the state of all sequences: what the schedule computes with there.
 
 Reads    chunks of up to 8,192 rows, the last few tokens as a window
-Windows  a token is a captured graph with sampling inside. When its id is asked for, the next window is started on it
-         first, so the card does not wait for the host. What the host then decides against (an end token, a stop) leaves
-         no trace: a window counts when its token is fed
+Windows  one captured graph for all rows, with sampling inside. Before the ids of one are waited for, the next is
+         started on them, so the card does not wait for the host. Where the host then decides against it (a sequence has
+         ended, another has come, a prompt is read first) it leaves no trace: a window counts when it is asked for
 Errors   Refused before READY, with the flag that helps; DeviceError afterwards
 Cost     `costs` says what the host takes for a window
 """
@@ -11,23 +11,29 @@ Cost     `costs` says what the host takes for a window
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
+import numpy as np
+
+from strata.engine.capacity import state_plan
 from strata.engine.device.arena import MIB
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.device.driver import Array, Driver
+from strata.engine.flags import AUTO_BESIDE
 from strata.engine.model import Rows
 from strata.engine.model.resident import AUTO_CHUNKS, WINDOW_ROWS, Resident
-from strata.engine.model.window import Draw, Ticket
+from strata.engine.model.window import Draw, Ticket, penalises
 from strata.engine.options import Options, Refused
 from strata.engine.pack import Pack
-from strata.engine.state.pages import AccountsError, OutOfPages
+from strata.engine.runner import check_lengths
+from strata.engine.schedule.ports import Row
+from strata.engine.state.pages import OutOfPages
 from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.ops import I32, Sampling
 from strata.protocol.lines import InfoValue
 
-_SLOT: Final = 0
+_NOTHING = np.empty(0, np.int32)
 
 
 @dataclass(slots=True)
@@ -61,17 +67,55 @@ class WindowCost:
         )
 
 
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """The rows that the card's buffers describe: whose next tokens they are, how these were sampled, by which draws."""
+
+    slots: list[int]
+    draws: list[Draw]
+    width: int
+    positions: list[int]
+    ids: list[int] = field(default_factory=list)
+
+    def goes_on_with(self, rows: Sequence[Row]) -> bool:
+        """Whether the rows are the same sequences, each with the token that was sampled, and sampled alike."""
+        return (
+            [row.slot for row in rows] == self.slots
+            and [row.position for row in rows] == self.positions
+            and [int(row.tokens[-1]) for row in rows] == self.ids
+            and all(map(_holds, self.draws, rows))
+        )
+
+
+def _recent(row: Row) -> I32:
+    return row.recent if penalises(row.how) else _NOTHING
+
+
+def _holds(draw: Draw, row: Row) -> bool:
+    return draw.holds_for(row.how, _recent(row), row.position + 1)
+
+
+def _draw(row: Row) -> Draw:
+    """How the card samples from the row's newest token on: its list has the ids before that token, which a window adds
+    when it feeds it."""
+    before = row.tokens[max(0, row.position - row.last_n) : row.position] if penalises(row.how) else _NOTHING
+    return Draw(row.how, before, row.position, row.last_n)
+
+
 class CudaRunner:
-    """`schedule.live.Runner` on a card. One slot. `driver`: tests put a card without hardware here."""
+    """`schedule.ports.Runner` on a card. `driver`: tests put a card without hardware here.
+
+    chunk, beside   most tokens of a prompt chunk, and of one while slots decode
+    n_slots         batch slots; pool slots 1 to n_slots of `state`
+    """
 
     def __init__(self, pack: Pack, options: Options, driver: Driver | None = None) -> None:
         self.cost = WindowCost()
-        self._ticket: Ticket | None = None  # the pass that made the logits, when it was a window
-        self._ahead: Ticket | None = None  # the window on top of it that nobody has asked for yet
-        self._logits: Array | None = None
-        self._draw: Draw | None = None  # how the windows at hand sample
-        self._next = -1  # the position whose token would continue them
-        self._token = -1  # that token
+        self._batch: _Batch | None = None
+        self._ahead: Ticket | None = None  # the window after the last one, started before it was asked for
+        self._logits: Array | None = None  # of the last read
+        self._end = -1  # the position behind it
+        self._slot = -1  # its slot
         chunk = min(options.prefill, options.max_context)
         try:
             self._device = CudaDevice(options.vram_limit_mib, driver)
@@ -79,6 +123,7 @@ class CudaRunner:
                 pack,
                 self._device,
                 max_context=options.max_context,
+                plan=lambda free: state_plan(options, pack.spec, free, self._device.sides),
                 kv=options.kv,
                 table=options.ple_io,
                 chunks=[chunk] if chunk else AUTO_CHUNKS,
@@ -86,13 +131,15 @@ class CudaRunner:
         except DeviceError as error:
             raise Refused(f"--device cuda: {error}") from None
         self.chunk = self._resident.chunk
+        self.beside = min(options.prefill_beside or AUTO_BESIDE, self.chunk)
+        self.state = self._resident.state
+        self.n_slots = self.state.n_slots - 1
         self._model = self._resident.model
-        self._state = self._resident.state
         self._windows = self._resident.windows
 
     def warm(self) -> None:
         """Capture what every request uses; from then on nothing allocates."""
-        self._resident.warm()
+        self._resident.warm(max(1, self.n_slots))
 
     @property
     def where(self) -> str:
@@ -118,74 +165,88 @@ class CudaRunner:
             "gpu": "_".join(self._device.name.split()),
         }
 
-    # ------------------------------------------------------------------------------------------------------ sequence
+    # ---------------------------------------------------------------------------------------------------------- reads
 
-    def reset(self) -> None:
+    def feed(self, slot: int, begin: int, tokens: I32, want_logits: bool) -> Array | None:
         self._forget()
-        self._state.reset(_SLOT)
-
-    def feed(self, begin: int, tokens: I32, want_logits: bool) -> Array | None:
-        continues = len(tokens) == 1 and begin == self._next and int(tokens[0]) == self._token and want_logits
-        if continues and self._ahead is not None:
-            self._ticket, self._ahead = self._ahead, None
-            self._state.advance(_SLOT, 1)
-        else:
-            draw = self._draw if continues else None
-            self._forget()
-            self._draw = draw
-            self._compute(Rows.of([(_SLOT, begin, tokens)]), want_logits, waits=not continues)
-        self._next = begin + len(tokens)
-        if self._ticket is not None:
-            self._logits = self._ticket.logits
+        rows = Rows.of([(slot, begin, tokens)])
+        logits = self._compute(rows, want_logits)
+        self._slot, self._end = slot, begin + len(tokens)
+        self._logits = logits if want_logits else None
         return None if self._logits is None else self._logits[0]
 
-    def _compute(self, rows: Rows, want_logits: bool, waits: bool) -> None:
+    def _compute(self, rows: Rows, want_logits: bool) -> Array | None:
         if len(rows) > WINDOW_ROWS:
-            n = len(rows)
-            logits = self._model.forward(rows, self._state, [n - 1] if want_logits else [])
-            self._logits = logits if want_logits else None
+            logits = self._model.forward(rows, self.state, [len(rows) - 1] if want_logits else [])
             self._device.driver.synchronize()
-            return
-        self._model.check(rows, self._state)
-        self._state.reserve(_SLOT, len(rows))
-        self._ticket = self._windows.start(rows, int(want_logits), self._draw.width if self._draw else 0)
-        self._state.advance(_SLOT, len(rows))
-        if waits:
-            self._ticket.wait()
+            return logits
+        ticket = self._started(rows, int(want_logits), 0)
+        ticket.wait()
+        return ticket.logits
 
     def sample(self, logits: Array, recent: I32, how: Sampling, position: int) -> int:
-        if self._logits is None or position != self._next:
-            raise RuntimeError(f"the logits before position {position} are gone: the last pass ended at {self._next}")
-        draw = self._draw
-        if self._ticket is not None and draw is not None and draw.holds_for(how, recent, position):
-            self._start_ahead(self._ticket, position)
-            ticket = self._ticket
-        else:
-            self._draw = Draw(how, recent, position)
-            ticket = self._windows.draw(self._logits, [self._draw])
-        self.cost.enter(self._ahead is not None)
-        self._token = ticket.wait()[0]
-        self.cost.leave()
-        if self._token < 0:
-            raise RuntimeError(f"the logits of position {position - 1} are not finite")
-        return self._token
+        if self._logits is None or position != self._end:
+            raise RuntimeError(f"the logits before position {position} are gone: the last read ended at {self._end}")
+        draw = Draw(how, recent if penalises(how) else _NOTHING, position)
+        ids = self._windows.draw(self._logits, [draw]).wait()
+        self._batch = _Batch([self._slot], [draw], draw.width, [position], ids)
+        return self._decided(ids)[0]
 
-    def _start_ahead(self, ticket: Ticket, position: int) -> None:
+    # -------------------------------------------------------------------------------------------------------- windows
+
+    def window(self, rows: Sequence[Row], again: bool) -> list[int]:
+        batch = self._batch
+        if batch is None or not batch.goes_on_with(rows):
+            self._forget()
+            draws = [_draw(row) for row in rows]
+            width = self._windows.sample_with(draws)
+            batch = self._batch = _Batch([row.slot for row in rows], draws, width, [])
+        ticket, self._ahead = self._ahead, None
+        if ticket is None:
+            parts = [(row.slot, row.position, row.tokens[-1:]) for row in rows]
+            ticket = self._started(Rows.of(parts), len(rows), batch.width)
+        else:
+            for slot in batch.slots:
+                self.state.advance(slot, 1)
+        batch.positions = [row.position + 1 for row in rows]
+        if again:
+            self._start_ahead(ticket, batch)
+        self.cost.enter(self._ahead is not None)
+        batch.ids = ticket.wait()
+        self.cost.leave()
+        return self._decided(batch.ids)
+
+    def _started(self, rows: Rows, wanted: int, width: int) -> Ticket:
+        """A window from the host, which counts."""
+        self._model.check(rows, self.state)
+        lengths = [(slot, end - begin) for slot, begin, end in rows.segments.tolist()]
+        self.state.reserve_all(lengths)
+        ticket = self._windows.start(rows, wanted, width)
+        for slot, n in lengths:
+            self.state.advance(slot, n)
+        return ticket
+
+    def _start_ahead(self, ticket: Ticket, batch: _Batch) -> None:
         """The window after this one, where the context has room for it."""
         try:
-            self._state.reserve(_SLOT, 1)
+            self.state.reserve_all([(slot, 1) for slot in batch.slots])
         except OutOfPages:
             return
-        self._ahead = self._windows.step(ticket, position)
+        self._ahead = self._windows.step(ticket, max(batch.positions))
         self.cost.ahead += 1
+
+    def _decided(self, ids: list[int]) -> list[int]:
+        batch = self._batch
+        if batch is not None and min(ids) < 0:
+            at = ids.index(min(ids))
+            raise RuntimeError(f"the logits of slot {batch.slots[at]} before {batch.positions[at]} are not finite")
+        return ids
 
     def _forget(self) -> None:
         """What has been computed for windows to come means nothing any more."""
         self.cost.dropped += self._ahead is not None
-        self._ticket = self._ahead = self._logits = self._draw = None
-        self._next = self._token = -1
+        self._batch = self._ahead = self._logits = None
+        self._slot = self._end = -1
 
-    def check(self, n_held: int) -> None:
-        self._state.check()
-        if self._state.length(_SLOT) != n_held:
-            raise AccountsError(f"the state holds {self._state.length(_SLOT)} tokens, the schedule counts {n_held}")
+    def check(self, lengths: Sequence[tuple[int, int]]) -> None:
+        check_lengths(self.state, lengths)

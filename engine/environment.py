@@ -1,7 +1,8 @@
 """The STRATA_* variables of the specification: which act here, which belong to the server, and the rules of a switch.
 
 A switch is off when unset, empty or 0 and on with any other whole number; text that is no number is off, and said.
-A variable that shapes something this engine does not have is accepted: one log line says that it has no effect.
+A variable that asks for what is so anyway, or shapes something this engine does not have, is accepted: one log line
+says which.
 """
 
 from __future__ import annotations
@@ -9,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from strata.protocol.fields import parse_float
+
 DEBUG: Final = "STRATA_DEBUG"
+TRACE: Final = "STRATA_TRACE"
+DECODE_SHARE: Final = "STRATA_BATCH_DECODE_SHARE"
+DEFAULT_SHARE: Final = 0.5
+MOST_SHARE: Final = 100.0
 OVERLAP: Final = "STRATA_LAUNCH_OVERLAP"
 
 
@@ -19,22 +26,31 @@ def _names(words: str) -> frozenset[str]:
 
 HERE: Final[dict[str, str]] = {
     DEBUG: "switch: a failure's Python traceback goes to the log",
+    TRACE: "switch: an admission leaves a line of its phases in the log",
+    DECODE_SHARE: "between two chunks of a read the slots decode for this times the chunk's time, at least one window; "
+    f"0: they wait for the whole read. {DEFAULT_SHARE:g} when unset, at most {MOST_SHARE:g}",
     OVERLAP: "0: on a card of compute capability 9.0 or newer a kernel waits for the whole of the one before it, as on "
     "older cards; the text is the same, only slower",
 }
 """Variables that this engine obeys."""
 
-NO_EFFECT_SWITCHES: Final = _names(
-    "ADMIT_MERGE_FIRST ARENA_REGISTER BATCH_ATTN_ROWS BATCH_GDN_GROUPS BATCH_GROUPS_NV_SERIAL BATCH_MTP "
-    "BATCH_MTP_SERIAL BATCH_SELF_COMMIT CKPT_POOL CKPT_THREADS DBG_GDN FOUR_CARD_PROFILE IO_PREFETCH MMQ_DIRECT "
-    "MMQ_GROUP_SORT PIPED_CONCURRENT PIPED_CONCURRENT_PRIO PIPE_BYIELD_NODRAIN PREFILL_HELP PREFILL_OWN_AUTO "
-    "SPLIT_MTP_BATCH QSA_SLOTS SLOT_COPY_DIRECT SLOT_COPY_BATCHSYNC SLOT_CKPT_MOVE STAGE_TRIM TRACE PREFILL_EQUAL "
-    "SPLIT_OWN SPLIT_OWN_BUFFERS SPLIT_TIMING ADAPT_NOWAIT RESIDENT_PIN"
+SO_ANYWAY: Final = _names(
+    "BATCH_ATTN_ROWS BATCH_GDN_GROUPS BATCH_SELF_COMMIT CKPT_POOL QSA_SLOTS SLOT_COPY_BATCHSYNC SLOT_COPY_DIRECT "
+    "SLOT_CKPT_MOVE"
 )
-"""Switches of the specification that change nothing on the host device with one request at a time."""
+"""Switches that ask for how it is done here: one launch for all rows of a window, states copied on the device without
+waiting, memory of checkpoints used again."""
+
+NO_EFFECT_SWITCHES: Final = _names(
+    "ADMIT_MERGE_FIRST ARENA_REGISTER BATCH_GROUPS_NV_SERIAL BATCH_MTP BATCH_MTP_SERIAL CKPT_THREADS DBG_GDN "
+    "FOUR_CARD_PROFILE IO_PREFETCH MMQ_DIRECT MMQ_GROUP_SORT PIPED_CONCURRENT PIPED_CONCURRENT_PRIO "
+    "PIPE_BYIELD_NODRAIN PREFILL_HELP PREFILL_OWN_AUTO SPLIT_MTP_BATCH STAGE_TRIM PREFILL_EQUAL SPLIT_OWN "
+    "SPLIT_OWN_BUFFERS SPLIT_TIMING ADAPT_NOWAIT RESIDENT_PIN"
+)
+"""Switches of the specification that change nothing with all weights in one memory."""
 
 NO_EFFECT_VALUES: Final = _names(
-    "ARENA_PIN_GIB BATCH_DECODE_SHARE BATCH_YIELD_CHUNKS DEFAULTS FS_SLOTS HANDOFF_PIPE IQ_MT_MIN "
+    "ARENA_PIN_GIB BATCH_YIELD_CHUNKS DEFAULTS FS_SLOTS HANDOFF_PIPE IQ_MT_MIN "
     "PIPED_READ_PIECE PIPED_DECODE_MAX_MS PIPED_DECODE_MIN_MS PIPE_ADAPT_EVERY PIPED_MTP RESIDENT_HEADROOM_GIB "
     "TEST_BELL_SLEEP_US WATCHDOG_S WATCHDOG_IO_S PREFILL_LEND_PCT PREFILL_AUTO_MAX PREFILL_RING "
     "PREFILL_STREAM_MIN OWNED_PRICE EXPERT_CACHE_HEADROOM SPLIT_MISS_MS SPLIT_COVER_B SPLIT_RING ADAPT_LAG "
@@ -55,6 +71,12 @@ def is_on(text: str | None) -> bool:
     return number is not None and number != 0
 
 
+def decode_share(text: str | None) -> float:
+    """The share of a chunk's time that slots decode behind it."""
+    number = _share(text or "")
+    return DEFAULT_SHARE if number is None else number
+
+
 def notes(environ: Mapping[str, str]) -> list[str]:
     """The log lines about STRATA_* variables that are set but do not act as one might think, by name."""
     lines = []
@@ -62,14 +84,23 @@ def notes(environ: Mapping[str, str]) -> list[str]:
         text = environ[name]
         if not name.startswith("STRATA_") or not text or name in ELSEWHERE:
             continue
-        is_switch = name in NO_EFFECT_SWITCHES or name == DEBUG
+        is_switch = name in NO_EFFECT_SWITCHES or name in SO_ANYWAY or name in (DEBUG, TRACE)
         if is_switch and _number(text) is None:
             lines.append(f"{name} is a switch and its value is no whole number: taken as off")
+        elif name == DECODE_SHARE and _share(text) is None:
+            lines.append(f"{name} is no number from 0 to {MOST_SHARE:g}: taken as {DEFAULT_SHARE:g}")
+        elif name in SO_ANYWAY:
+            lines.append(f"{name} asks for what is done here anyway")
         elif name in NO_EFFECT_SWITCHES or name in NO_EFFECT_VALUES:
             lines.append(f"{name} has no effect here")
         elif name not in HERE:
             lines.append(f"{name} is no variable that this engine knows")
     return lines
+
+
+def _share(text: str) -> float | None:
+    number = parse_float(text.strip())
+    return number if number is not None and 0 <= number <= MOST_SHARE else None
 
 
 def _number(text: str) -> int | None:

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from strata.engine.flags import WINDOW_ROWS
 from strata.engine.options import Options
 from strata.engine.pack import ModelSpec, Pack
 from strata.engine.state.slots import estimate_bytes
 from strata.protocol.lines import Info, InfoValue
 from strata.protocol.version import VERSION
 
+_AS_ASKED = (
+    "conversation_cache_mib",
+    "conversation_cache_slots",
+    "conversation_cache_min_free_mib",
+    "conversation_cache_disk_mib",
+    "conversation_cache_similarity",
+    "conversation_cache_n_min",
+)
+"""Keys whose value is that of the option of the same name."""
 _NOTHING_HERE = (
     "kv_resident",
     "expert_slots",
@@ -21,35 +31,32 @@ _NOTHING_HERE = (
     "lookup",
     "vram_free_mib",
     "arena_mib",
-    "conversation_cache_mib",
-    "conversation_cache_slots",
-    "conversation_cache_min_free_mib",
-    "conversation_cache_disk_mib",
-    "conversation_cache_n_min",
     "vram_elastic",
     "head_alias",
 )
 """Figures of parts that a host engine does not have: 0 is their true value."""
 
 
-def engine_info(options: Options, vocab: int, device: Mapping[str, InfoValue]) -> Info:
+def engine_info(options: Options, vocab: int, n_slots: int, device: Mapping[str, InfoValue]) -> Info:
     """Every key that INFO always has, with what is true on the host, and a few of our own. `device`: what differs."""
     values: dict[str, InfoValue] = {"context": options.max_context, "kv": options.kv}
     values.update(dict.fromkeys(_NOTHING_HERE, 0))
+    values.update({name: getattr(options, name) for name in _AS_ASKED})
     values.update(
         spec=1,
         cvec="0",
         pool_workers=options.n_threads,
         pcie_frac=0.0,
         spec_min_p=0.0,
-        conversation_cache_similarity=0.0,
         tail_role_token=-1,
         vocab=vocab,
-        window_rows=1,
+        window_rows=WINDOW_ROWS,
         prefill_chunk=options.prefill_chunk,
         device=options.device,
         kernels=options.kernels,
     )
+    if n_slots:
+        values.update(batch_slots=n_slots, slot_cache=int(options.prompt_cache > 0), batch_groups=1)
     values.update(device)
     values["engine"] = VERSION
     return Info(values)

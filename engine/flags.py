@@ -2,7 +2,8 @@
 
 A row with `read` works: `read(text)` is the value or raises ValueError saying what is wanted. A row with `missing` is
 an option of the specification that this engine does not have yet: it is recognised and refused by name, never ignored.
-`options.py` parses by this table; `--help` and docs/configuration.md are written from it.
+A row with `said` asks for what is so anyway, or for what the specification wants left off with a word: it is accepted,
+and the log says so. `options.py` parses by this table; `--help` and docs/configuration.md are written from it.
 
 Units    tokens, MiB, threads, as each meaning says
 """
@@ -11,8 +12,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
+
+from strata.engine.flag import Flag, auto_or, file, folder, ids, one_of, share, switch, whole
 
 MAX_CONTEXT: Final = 1 << 20
 DEFAULT_CONTEXT: Final = 4096
@@ -21,86 +24,17 @@ MIN_CONTEXT: Final = 16
 MAX_CHUNK: Final = 8192
 AUTO_CHUNK: Final = 256
 """Tokens per prompt chunk with `auto`. On the host a STOP waits for one chunk, and the chunk never changes the text."""
+AUTO_BESIDE: Final = 1024
+"""The same while slots decode: about 0.2 s on the card that the targets are for."""
+WINDOW_ROWS: Final = 8
+"""Most rows of a window, hence batch slots."""
 MAX_CACHE: Final = 64
 MAX_THREADS: Final = 256
 MAX_VRAM_MIB: Final = 1 << 22
-MAX_END_IDS: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """One option. `value` is how the help writes its value, "" for a switch that takes none."""
-
-    name: str
-    value: str
-    default: str
-    meaning: str
-    group: str
-    read: Callable[[str], object] | None = None
-    missing: str = ""
-    aliases: tuple[str, ...] = ()
-
-    @property
-    def works(self) -> bool:
-        return self.read is not None
-
-    @property
-    def field(self) -> str:
-        """The name of its field in `Options`."""
-        return self.name.removeprefix("--").replace("-", "_")
-
-    @property
-    def usage(self) -> str:
-        return " ".join(filter(None, [", ".join([self.name, *self.aliases]), self.value]))
-
-
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) <= 20 and low <= int(text) <= high):
-            raise ValueError(f"a whole number from {low} to {high}")
-        return int(text)
-
-    return read
-
-
-def _one_of(*words: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in words:
-            raise ValueError(f"one of {', '.join(words)}")
-        return text
-
-    return read
-
-
-def _auto_or(read_number: Callable[[str], int]) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if text == "auto":
-            return 0
-        try:
-            return read_number(text)
-        except ValueError as error:
-            raise ValueError(f"auto or {error}") from None
-
-    return read
-
-
-def _switch(text: str) -> bool:
-    return True
-
-
-def _file(text: str) -> str:
-    if not text or "\0" in text:
-        raise ValueError("the name of a file")
-    return text
-
-
-def _ids(text: str) -> tuple[int, ...]:
-    if text == "none":
-        return ()
-    words = text.split(",")
-    if len(words) > MAX_END_IDS or not all(word.isascii() and word.isdigit() and len(word) <= 10 for word in words):
-        raise ValueError(f"token ids separated by commas, at most {MAX_END_IDS}, or none")
-    return tuple(int(word) for word in words)
+MAX_SLOTS: Final = 1024
+"""Slots that may be asked for; fewer run, and the log says so."""
+MAX_TOKEN: Final = 2**31 - 1
+MAX_MIB: Final = 1 << 24
 
 
 MODEL, PROMPTS, MACHINE, CHECKS = "Model", "Context and prompts", "Machine", "Checks"
@@ -121,56 +55,48 @@ def _works(group: str, usage: str, default: str, read: Callable[[str], object], 
 
 
 _WORKING: Final = (
-    _works(MODEL, "--pack, --native FILE", "none", _file, "GGUF file of the model; of a split model the first part"),
+    _works(MODEL, "--pack, --native FILE", "none", file, "GGUF file of the model; of a split model the first part"),
     _works(
         MODEL,
         "--serve",
         "off",
-        _switch,
+        switch,
         "speak the line protocol on stdin and stdout; without it the pack is checked and described",
     ),
     _works(
         MODEL,
         "--eos-ids A,B,.. or none",
         "the pack's",
-        _ids,
+        ids,
         "token ids that end an answer; none: every answer runs to its length (for measurements)",
     ),
     _works(
         PROMPTS,
         "--max-context N",
         str(DEFAULT_CONTEXT),
-        _whole(MIN_CONTEXT, MAX_CONTEXT),
+        whole(MIN_CONTEXT, MAX_CONTEXT),
         f"context in tokens, {MIN_CONTEXT} to {MAX_CONTEXT}, at most the model's; prompt + new tokens + 8 must fit",
     ),
     _works(
         PROMPTS,
         "--prefill N or auto",
         "auto",
-        _auto_or(_whole(0, MAX_CHUNK)),
+        auto_or(whole(0, MAX_CHUNK)),
         f"tokens per prompt chunk, at most {MAX_CHUNK}; auto = {AUTO_CHUNK}, on a card the largest that its memory "
         "has room for. A STOP waits for one chunk. Never changes the text",
     ),
     _works(
         PROMPTS,
-        "--prompt-cache N",
-        "6",
-        _whole(0, MAX_CACHE),
-        f"0: every prompt is read from its start; 1 to {MAX_CACHE}: the last conversation continues when the next "
-        "prompt begins with it. Never changes the text",
-    ),
-    _works(
-        PROMPTS,
         "--kv fp32 or fp16",
         "fp32",
-        _one_of("fp32", "fp16"),
+        one_of("fp32", "fp16"),
         "format of keys and values; fp16 needs --device cuda, takes half the memory, and a text may differ",
     ),
     _works(
         MACHINE,
         "--device host or cuda",
         "host",
-        _one_of("host", "cuda"),
+        one_of("host", "cuda"),
         "where the model is computed; cuda: the first card that CUDA_VISIBLE_DEVICES shows, with all weights in its "
         "memory. Never changes the text",
     ),
@@ -178,14 +104,14 @@ _WORKING: Final = (
         MACHINE,
         "--vram-limit-mib N",
         "0",
-        _whole(0, MAX_VRAM_MIB),
+        whole(0, MAX_VRAM_MIB),
         "use the card as if it had so much memory; 0: all that it has",
     ),
     _works(
         MACHINE,
         "--ple-io auto, vram or ram",
         "auto",
-        _one_of("auto", "vram", "ram"),
+        one_of("auto", "vram", "ram"),
         "where the n-gram table lies with --device cuda: in VRAM, or in page-locked RAM that the card reads; auto: in "
         "VRAM if there is room. The host reads the mapped file. Never changes the text",
     ),
@@ -193,18 +119,101 @@ _WORKING: Final = (
         MACHINE,
         "--threads N",
         "all usable cores",
-        _whole(1, MAX_THREADS),
+        whole(1, MAX_THREADS),
         f"threads of the host kernels, 1 to {MAX_THREADS}",
+    ),
+    _works(
+        KEEP,
+        "--prompt-cache N",
+        "6",
+        whole(0, MAX_CACHE),
+        f"checkpoints kept, at most {MAX_CACHE}; a prompt that begins with what a checkpoint, a slot or the last "
+        "conversation holds is read from there. 0: every prompt is read from its start. Never changes the text",
+    ),
+    _works(
+        KEEP,
+        "--prompt-cache-every N",
+        "16384",
+        whole(0, MAX_CONTEXT),
+        "a checkpoint every N tokens of a read; 0: none",
+    ),
+    _works(
+        KEEP,
+        "--prompt-cache-root N",
+        "2048",
+        whole(0, MAX_CONTEXT),
+        "of a prompt that is read from its start, a checkpoint at the first turn at or after N tokens; 0: none",
+    ),
+    _works(KEEP, "--turn-token ID", "248045", whole(0, MAX_TOKEN), "token that begins a turn"),
+    _works(
+        KEEP,
+        "--conversation-cache-mib N",
+        "0",
+        whole(0, MAX_MIB),
+        "RAM for conversations that others have pushed out, in MiB; 0: none is kept",
+    ),
+    _works(KEEP, "--conversation-cache-slots K", "4", whole(0, 4096), "most conversations in RAM; 0: none is kept"),
+    _works(
+        KEEP,
+        "--conversation-cache-min-free-mib N",
+        "2560",
+        whole(0, MAX_MIB),
+        "RAM in MiB that stays free beside them",
+    ),
+    _works(
+        KEEP,
+        "--conversation-cache-disk-mib N",
+        "0",
+        whole(0, MAX_MIB),
+        "the same on disk; they outlive the engine. 0: none is kept",
+    ),
+    _works(KEEP, "--conversation-cache-dir DIR", "none", folder, "folder of the conversations on disk"),
+    _works(
+        KEEP,
+        "--conversation-cache-similarity F",
+        "0",
+        share,
+        "a kept conversation is taken back only for a prompt of which it is at least this share",
+    ),
+    _works(
+        KEEP,
+        "--conversation-cache-n-min N",
+        "0",
+        whole(0, MAX_CONTEXT),
+        "conversations of fewer tokens are not kept",
+    ),
+    _works(
+        BATCH,
+        "--batch, --slots N",
+        "0",
+        whole(0, MAX_SLOTS),
+        f"requests that are decoded together, at most {WINDOW_ROWS} and as many as the memory holds (the log says how "
+        "many); below 2: one at a time. Never changes the text",
+    ),
+    _works(
+        BATCH,
+        "--prefill-beside N or auto",
+        "auto",
+        auto_or(whole(0, MAX_CHUNK)),
+        f"tokens per prompt chunk while slots decode, who wait for it; auto = {AUTO_BESIDE}, and never more than "
+        "--prefill. Never changes the text",
+    ),
+    _works(
+        BATCH,
+        "--short-read N",
+        "64",
+        whole(0, MAX_CONTEXT),
+        "a read that has no more than N tokens left does not give way to another",
     ),
     _works(
         CHECKS,
         "--kernels cpu or reference",
         "cpu",
-        _one_of("cpu", "reference"),
+        one_of("cpu", "reference"),
         "reference: the plain NumPy formulas, slow; last digits differ from cpu, so a text may differ",
     ),
-    _works(CHECKS, "--verify-accounts", "off", _switch, "check the books of pages and slots after every unit of work"),
-    _works(CHECKS, "--stats", "off", _switch, "counters to the log at the end"),
+    _works(CHECKS, "--verify-accounts", "off", switch, "check the books of pages and slots after every unit of work"),
+    _works(CHECKS, "--stats", "off", switch, "counters to the log at the end"),
 )
 
 _NO_CARD = "all weights lie in one memory, that of the host or that of the card"
@@ -212,8 +221,6 @@ _NO_TIER = "experts do not move between tiers in this engine"
 _MAPPED = "the host reads the experts from the mapped file, a card has them all in its memory"
 _POOL = "the host kernels have one pool of threads; use --threads"
 _NO_DRAFTS = "this engine has no drafts, a window decodes one token"
-_NO_CHECKPOINTS = "there are no checkpoints; the last conversation stays live (--prompt-cache)"
-_NO_PARKING = "conversations are not parked; the last one stays live (--prompt-cache)"
 
 # One block per group and reason; a row is: option[, other spelling..] [value] | default | meaning
 _NOT_YET: Final[tuple[tuple[str, str, str], ...]] = (
@@ -245,8 +252,6 @@ _NOT_YET: Final[tuple[tuple[str, str, str], ...]] = (
     (READ, _NO_CARD, """
         --no-prefill-borrow | off | prompt buffers never take cache slots
         --prefill-head-alias | off | output head and prompt buffers take turns in VRAM"""),
-    (READ, "every prompt is read in chunks; --prefill sets their size", """
-        --short-read N | 64 | fresh tokens read through decode windows"""),
     (DRAFTS, _NO_DRAFTS, """
         --mtp DIR | off | load the draft layer
         --spec T | 1 | rows of a verify window
@@ -260,20 +265,10 @@ _NOT_YET: Final[tuple[tuple[str, str, str], ...]] = (
         --mtp-q4 | off | draft layer in 4 bits
         --mtp-hnorm | off | another norm of the draft layer
         --coupled-draft | off | drafts sampled like the target"""),
-    (KEEP, _NO_CHECKPOINTS, """
-        --prompt-cache-every N | 16384 | periodic checkpoints
-        --prompt-cache-root N | 2048 | root checkpoint
+    (KEEP, "checkpoints are taken where turns begin; the session itself holds the end of the prompt", """
         --prompt-cache-tail | off | checkpoint at the end of the prompt
-        --turn-token ID | 248045 | token that starts a turn
         --tail-role-token ID | -1 | token of a trailing role marker"""),
-    (KEEP, _NO_PARKING, """
-        --conversation-cache-mib N | 0 | RAM for parked conversations
-        --conversation-cache-slots K | 4 | how many
-        --conversation-cache-min-free-mib N | 2560 | RAM that stays free
-        --conversation-cache-disk-mib N | 0 | parked conversations on disk
-        --conversation-cache-dir DIR | none | where
-        --conversation-cache-similarity F | 0 | least share of a common prefix
-        --conversation-cache-n-min N | 0 | least tokens worth parking
+    (KEEP, "a shared prefix is pinned in the prompt cache; there are no files of it, and none of sessions", """
         --system-prompt-cache-* .. | off | files of shared prefixes
         --session-min-free-mib N | 4096 | RAM that stays free at session files"""),
     (TIER, _NO_TIER, """
@@ -284,10 +279,6 @@ _NOT_YET: Final[tuple[tuple[str, str, str], ...]] = (
         --adapt-async B | 0 | 1: rounds that hold no window up
         --expert-profile-save FILE | off | write the learned order
         --expert-profile-save-every N | 10 | how often"""),
-    (BATCH, "this engine serves one request at a time", """
-        --batch, --slots N | off | requests decoded together
-        --batch-groups G or auto | auto | pipeline groups of the slots
-        --batch-mtp | off | drafts in slots"""),
     (SPLIT, "the model runs on one device", """
         --layer-split A,B,.. or auto | none | layers over several devices
         --split-device D1,.. | next visible | devices of the split
@@ -313,8 +304,25 @@ def _refused(group: str, missing: str, row: str) -> Flag:
     return Flag(name, value, default, meaning, group, missing=missing, aliases=aliases)
 
 
+def _said(group: str, usage: str, default: str, read: Callable[[str], object], meaning: str, said: str) -> Flag:
+    return replace(_works(group, usage, default, read, f"{meaning}. {said[0].upper()}{said[1:]}"), said=said)
+
+
+_SAID: Final = (
+    _said(
+        BATCH,
+        "--batch-groups G or auto",
+        "auto",
+        auto_or(whole(1, MAX_SLOTS)),
+        "pipeline groups of the slots over several devices",
+        "the model runs on one device, its slots are one group",
+    ),
+    _said(BATCH, "--batch-mtp", "off", switch, "a draft per slot and window", f"off: {_NO_DRAFTS}"),
+)
+
 FLAGS: Final[tuple[Flag, ...]] = (
     *_WORKING,
+    *_SAID,
     *(_refused(group, missing, row) for group, missing, rows in _NOT_YET for row in rows.split("\n") if row.strip()),
 )
 

@@ -5,8 +5,8 @@ Stop     every line has a number. A STOP cancels the request being worked on, or
          not begun; a STOP with no such request is stale and forgotten (`begin` and `end` draw that border)
 Bounds   the queue holds at most MAX_QUEUED lines and MAX_QUEUED_BYTES beside one line; when full, the reader waits,
          so that a sender that never waits for answers fills its own pipe and not this process's memory
-Threads  one reader; `take`, `begin`, `end`, `stop_asked` belong to the main thread; `leave` may run in a signal handler
-         (a SimpleQueue's `put` is reentrant, and no lock is taken there)
+Threads  one reader; `leave` may run in a signal handler (a SimpleQueue's `put` is reentrant, and no lock is taken
+         there); all else belongs to the main thread
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
-from strata.protocol.lines import MAX_LINE_BYTES, ProtocolError, Stop, decode_command
+from strata.protocol.lines import MAX_LINE_BYTES, BStop, BYield, Command, ProtocolError, Stop, decode_command
 
 MAX_QUEUED = 1024
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
 _READ_BYTES = 1 << 18
-_STOP_LINE_BYTES = 64  # a longer line is no STOP, and is not looked at before its turn
+_SHORT_LINE_BYTES = 64  # a longer line is no STOP, BSTOP or BYIELD, and is not looked at before its turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ class Inbox:
         """Name of the signal that asked the process to leave."""
         self._fd = fd
         self._entries: SimpleQueue[Entry] = SimpleQueue()
+        self._head: Entry | None = None  # the next entry, once somebody has looked at it
         self._room = threading.Condition()
         self._n_queued = 0
         self._queued_bytes = 0
@@ -77,7 +78,34 @@ class Inbox:
 
     def take(self) -> Entry:
         """The next entry; waits for one."""
-        entry = self._entries.get()
+        head, self._head = self._head, None
+        return self._taken(self._entries.get() if head is None else head)
+
+    def poll(self) -> Entry | None:
+        """The next entry, None when there is none."""
+        entry, self._head = self._peek(), None
+        return None if entry is None else self._taken(entry)
+
+    def take_slot_command(self) -> BStop | BYield | None:
+        """The next entry if it is a BSTOP or a BYIELD, which is then taken; else None."""
+        entry = self._peek()
+        command = _short_command(entry.text) if isinstance(entry, Line) else None
+        if entry is None or not isinstance(command, (BStop, BYield)):
+            return None
+        self._head = None
+        self._taken(entry)
+        return command
+
+    def _peek(self) -> Entry | None:
+        if self._head is None:
+            try:
+                self._head = self._entries.get_nowait()
+            except Empty:
+                return None
+        return self._head
+
+    def _taken(self, entry: Entry) -> Entry:
+        """Make room for another line."""
         if isinstance(entry, (Line, TooLong)):
             with self._room:
                 self._n_queued -= 1
@@ -135,7 +163,7 @@ class Inbox:
         if not too_long and not text.strip(b" \t"):
             return
         self._number += 1
-        if not too_long and _is_stop(text):
+        if not too_long and isinstance(_short_command(text), Stop):
             self._stop_number = self._number
             return
         with self._room:
@@ -147,10 +175,11 @@ class Inbox:
         self._entries.put(TooLong(self._number) if too_long else Line(self._number, text))
 
 
-def _is_stop(text: bytes) -> bool:
-    if len(text) > _STOP_LINE_BYTES:
-        return False
+def _short_command(text: bytes) -> Command | None:
+    """The command of a line that may be a STOP, BSTOP or BYIELD; None for one that is too long or cannot be read."""
+    if len(text) > _SHORT_LINE_BYTES:
+        return None
     try:
-        return isinstance(decode_command(text), Stop)
+        return decode_command(text)
     except ProtocolError:
-        return False
+        return None

@@ -29,6 +29,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     max_context      tokens; 0 until `fitted` has seen the model, when none was given
     prefill          tokens per prompt chunk, 0 = auto
+    prefill_beside   the same while slots decode
+    batch            batch slots that were asked for
     vram_limit_mib   what the card counts as, 0 = all that it has
     threads          of the host kernels, 0 = all usable cores
     eos_ids          end tokens, None = the pack's
@@ -40,6 +42,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int = 0
     prefill: int = 0
     prompt_cache: int = 6
+    prompt_cache_every: int = 16384
+    prompt_cache_root: int = 2048
+    turn_token: int = 248045
+    conversation_cache_mib: int = 0
+    conversation_cache_slots: int = 4
+    conversation_cache_min_free_mib: int = 2560
+    conversation_cache_disk_mib: int = 0
+    conversation_cache_dir: str = "none"
+    conversation_cache_similarity: float = 0.0
+    conversation_cache_n_min: int = 0
+    batch: int = 0
+    prefill_beside: int = 0
+    short_read: int = 64
     kv: Literal["fp32", "fp16"] = "fp32"
     device: Literal["host", "cuda"] = "host"
     vram_limit_mib: int = 0
@@ -55,6 +70,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.prefill or flags.AUTO_CHUNK, self.max_context)
 
     @property
+    def batch_asked(self) -> int:
+        """Batch slots that a window has room for."""
+        return min(self.batch, flags.WINDOW_ROWS)
+
+    @property
     def n_threads(self) -> int:
         return self.threads or min(len(os.sched_getaffinity(0)), flags.MAX_THREADS)
 
@@ -68,7 +88,7 @@ def parse(argv: Sequence[str]) -> Options:
     values = {}
     for name, text in given:
         flag = flags.find(name)
-        if flag is not None and flag.read is not None:
+        if flag is not None and flag.acts and flag.read is not None:
             values[flag.field] = flag.read(text or "")
     return msgspec.convert(values, Options)
 
@@ -95,7 +115,19 @@ def refusal(given: Sequence[tuple[str, str | None]]) -> str | None:
     last = {flag.name: text for name, text in given if (flag := flags.find(name)) is not None}
     if "--pack" not in last:
         return "--pack: no model given; name a GGUF file: --pack model.gguf"
-    return _device_refusal(last)
+    return _disk_refusal(last) or _device_refusal(last)
+
+
+def notes(argv: Sequence[str]) -> list[str]:
+    """The log lines about options that were given and change nothing, by name."""
+    found = {flag.name: flag.said for name, _ in _given(argv) if (flag := flags.find(name)) is not None and flag.said}
+    return [f"{name}: {said}" for name, said in found.items()]
+
+
+def _disk_refusal(last: Mapping[str, str | None]) -> str | None:
+    if int(last.get("--conversation-cache-disk-mib") or 0) and "--conversation-cache-dir" not in last:
+        return "--conversation-cache-disk-mib: no folder given; name one: --conversation-cache-dir DIR"
+    return None
 
 
 def _device_refusal(last: Mapping[str, str | None]) -> str | None:

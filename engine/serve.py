@@ -1,25 +1,23 @@
 """stdin lines -> commands, events -> stdout lines. The only place that writes the protocol.
 
-Loop     a line is taken, decoded and answered to its end before the next one; a STOP acts between two units of work
-Ends     QUIT, end of input, or a signal while nothing runs: 0. A failure, or a signal while a request runs: a last line
-         `ERR fatal: ...` and 1. A reader that went away (EPIPE): 1
+Loop     one unit of work at a time; lines are looked at between units. While a request is worked on only BSTOP and
+         BYIELD are taken, and only from the head of the queue; while slots decode, whatever is there; else the next
+         line is waited for. A STOP acts between two units, wherever it stands
+Ends     QUIT, or a signal while nothing runs: 0. End of input: 0, when the request and the slots are done. A failure,
+         or a signal while something runs: a last line `ERR fatal: ...` and 1. A reader that went away (EPIPE): 1
 Source   docs/protocol.md
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
-from strata.engine.inbox import End, Inbox, Leave, Line
+from strata.engine.inbox import End, Entry, Inbox, Leave, Line, TooLong
 from strata.engine.log import log
-from strata.engine.schedule.live import SoloPath
-from strata.engine.schedule.solo import Request
-from strata.kernels.ops import Sampling
+from strata.engine.requests import gen_refusal, request_of, slot_refusal
+from strata.engine.schedule.live import Path
 from strata.protocol.lines import (
     MAX_LINE_BYTES,
     BGen,
@@ -37,28 +35,18 @@ from strata.protocol.lines import (
     Quit,
     Ready,
     Restore,
-    SamplingKeys,
     Save,
     SessionError,
+    SlotDone,
     Stop,
     VramCommand,
     decode_command,
     encode,
 )
 
-SPARE_TOKENS = 8
-"""What the context rule keeps free behind prompt and new tokens."""
-SAMPLING_RANGES = {
-    "temperature": (1e-100, 1e100),
-    "penalty_repeat": (1e-6, 1e6),
-    "penalty_freq": (-1e6, 1e6),
-    "penalty_present": (-1e6, 1e6),
-}
-"""What a sampled request may ask for: inside, every score stays finite for any float32 logit."""
-
 
 class Leaving(Exception):
-    """A signal asked the process to leave while a request was running."""
+    """A signal asked the process to leave while something was running."""
 
 
 class Writer:
@@ -75,7 +63,7 @@ class Writer:
 
 @dataclass(slots=True)
 class Totals:
-    """What `--stats` reports at the end. Times in milliseconds."""
+    """What `--stats` reports at the end. Times in milliseconds; those of slots overlap and are not counted."""
 
     requests: int = 0
     refused: int = 0
@@ -83,144 +71,147 @@ class Totals:
     prompt_ms: float = 0.0
     generated: int = 0
     decode_ms: float = 0.0
+    in_slots: int = 0
 
-    def add(self, done: Done) -> None:
+    def add(self, event: Done | SlotDone) -> None:
+        if isinstance(event, SlotDone):
+            self.in_slots += event.generated - 1  # DONE has counted the first one
+            return
         self.requests += 1
-        self.prompt_read += done.prompt_read
-        self.prompt_ms += done.prompt_ms
-        self.generated += done.generated
-        self.decode_ms += done.decode_ms
+        self.prompt_read += event.prompt_read
+        self.prompt_ms += event.prompt_ms
+        self.generated += event.generated
+        self.decode_ms += event.decode_ms
 
     def __str__(self) -> str:
         return (
             f"{self.requests} requests, {self.refused} refused lines; {self.prompt_read} prompt tokens read in "
-            f"{self.prompt_ms:.0f} ms, {self.generated} tokens generated in {self.decode_ms:.0f} ms"
+            f"{self.prompt_ms:.0f} ms, {self.generated} tokens generated in {self.decode_ms:.0f} ms, "
+            f"{self.in_slots} more in slots"
         )
-
-
-def gen_refusal(gen: Gen, max_context: int, vocab: int) -> str | None:
-    """Why a GEN cannot be served, or None."""
-    n = len(gen.ids)
-    if n + gen.max_new + SPARE_TOKENS > max_context:
-        return (
-            f"prompt ({n} tokens) + max_new ({gen.max_new}) exceeds the context ({max_context}); "
-            f"{SPARE_TOKENS} tokens stay free: shorten one of them or start with a larger --max-context"
-        )
-    largest = max(gen.ids)
-    if largest >= vocab:
-        return f"a token id is outside the vocabulary: {largest}, the model has {vocab}"
-    return None if gen.keys.is_greedy else _sampling_refusal(gen.keys)
-
-
-def _sampling_refusal(keys: SamplingKeys) -> str | None:
-    for name, (low, high) in SAMPLING_RANGES.items():
-        value: float = getattr(keys, name)
-        if not low <= value <= high:
-            return f"bad request: {name}: wants a number from {low:g} to {high:g}, got {value:g}"
-    return None
-
-
-def request_of(gen: Gen) -> Request:
-    """The request of a GEN line. Seed 0 takes the clock."""
-    keys = gen.keys
-    return Request(
-        prompt=np.array(gen.ids, np.int32),
-        max_new=gen.max_new,
-        sampling=sampling_of(keys, keys.seed or time.time_ns()),
-        penalty_last_n=keys.penalty_last_n,
-        keep=keys.ckpt,
-    )
-
-
-def sampling_of(keys: SamplingKeys, seed: int) -> Sampling:
-    return Sampling(
-        temperature=keys.temperature,
-        top_k=keys.top_k,
-        top_p=keys.top_p,
-        min_p=keys.min_p,
-        penalty_repeat=keys.penalty_repeat,
-        penalty_freq=keys.penalty_freq,
-        penalty_present=keys.penalty_present,
-        seed=seed,
-    )
 
 
 class Server:
-    """Answers the lines of an inbox until it is time to leave.
+    """Answers the lines of an inbox until it is time to leave. `vocab`: token ids are below it."""
 
-    max_context   tokens a request may need, as in READY
-    vocab         ids are below it
-    """
-
-    def __init__(self, path: SoloPath, inbox: Inbox, write: Writer, *, max_context: int, vocab: int) -> None:
+    def __init__(self, path: Path, inbox: Inbox, write: Writer, *, vocab: int) -> None:
         self.totals = Totals()
         self._path = path
         self._inbox = inbox
         self._write = write
-        self._max_context = max_context
         self._vocab = vocab
+        self._ended = False  # the input is over
+
+    @property
+    def _max_context(self) -> int:
+        return self._path.rules.max_context
 
     def greet(self, info: Info) -> None:
         self._write([info, Ready(self._max_context, ("stop",))])
 
     def run(self) -> None:
-        """Until QUIT, end of input or a signal. Raises Leaving, BrokenPipeError, and whatever the model raises."""
+        """Until it is time to leave. Raises Leaving, BrokenPipeError, and whatever the model raises."""
         while True:
-            entry = self._inbox.take()
-            if isinstance(entry, End):
-                if entry.error:
-                    log(entry.error)
-                return
-            if isinstance(entry, Leave):
-                log(f"leaving: {entry.signal}")
-                return
-            if not isinstance(entry, Line):
-                self._refuse(f"bad request: the line is longer than {MAX_LINE_BYTES} bytes")
+            if self._path.busy:
+                self._unit(self._inbox.stop_asked())
+                self._obey()
                 continue
-            try:
-                command = decode_command(entry.text)
-            except ProtocolError as error:
-                self._refuse(str(error))
-                continue
-            if isinstance(command, Quit):
+            if self._path.decoding:
+                entry = None if self._ended else self._inbox.poll()
+                if entry is None:
+                    self._unit(False)
+                    continue
+            elif self._ended:
                 return
-            if isinstance(command, Gen):
-                self._generate(entry.number, command)
-            elif command is not None:
-                self._side(command)
+            else:
+                entry = self._inbox.take()
+            if not self._take(entry):
+                return
 
-    def _generate(self, number: int, gen: Gen) -> None:
-        reason = gen_refusal(gen, self._max_context, self._vocab)
+    # ---------------------------------------------------------------------------------------------------------- units
+
+    def _unit(self, stop: bool) -> None:
+        """One unit of work, and what came of it."""
+        if self._inbox.leaving:
+            raise Leaving(f"the engine was told to leave ({self._inbox.leaving}) while a request ran")
+        self._say(self._path.step(stop))
+
+    def _obey(self) -> None:
+        """Commands about slots that have come while a request is worked on."""
+        while self._path.busy and (command := self._inbox.take_slot_command()) is not None:
+            self._slot_command(command)
+
+    def _slot_command(self, command: BStop | BYield) -> None:
+        if isinstance(command, BStop):
+            self._say(self._path.stop_slot(command.slot))
+        else:
+            self._say(self._path.give_way(command.slot))
+
+    def _say(self, events: list[Output]) -> None:
+        for event in events:
+            if isinstance(event, (Done, SlotDone)):
+                self.totals.add(event)
+            if isinstance(event, Done):
+                self._inbox.end()  # before DONE is out: a STOP that answers it is for the next request
+        self._write(events)
+
+    # ---------------------------------------------------------------------------------------------------------- lines
+
+    def _take(self, entry: Entry) -> bool:
+        """Answer a line while no request is worked on. False: it is time to leave."""
+        if isinstance(entry, Leave):
+            if self._path.decoding:
+                raise Leaving(f"the engine was told to leave ({entry.signal}) while slots decoded")
+            log(f"leaving: {entry.signal}")
+            return False
+        if isinstance(entry, End):
+            if entry.error:
+                log(entry.error)
+            self._ended = True
+        elif isinstance(entry, TooLong):
+            self._refuse(f"bad request: the line is longer than {MAX_LINE_BYTES} bytes")
+        else:
+            return self._answer(entry)
+        return True
+
+    def _answer(self, line: Line) -> bool:
+        try:
+            command = decode_command(line.text)
+        except ProtocolError as error:
+            self._refuse(str(error))
+            return True
+        if isinstance(command, Quit):
+            return False
+        if isinstance(command, (Gen, BGen)):
+            self._begin(line.number, command)
+        elif isinstance(command, (BStop, BYield)):
+            self._slot_command(command)
+        elif command is not None:
+            self._side(command)
+        return True
+
+    def _begin(self, number: int, gen: Gen | BGen) -> None:
+        """Take up a request, or refuse it."""
+        reason = None
+        if isinstance(gen, BGen):
+            reason = slot_refusal(gen, self._path.slots.n, self._path.slots.is_free(gen.slot))
+        reason = reason or gen_refusal(gen, self._max_context, self._vocab)
         if reason is not None:
             self._refuse(reason)
             return
-        if gen.keys.pin is not None:
-            log("pin ignored: there are no checkpoints here")
         self._inbox.begin(number)
-        self._write(self._path.start(request_of(gen)))
-        while self._path.busy:
-            if self._inbox.leaving:
-                raise Leaving(f"the engine was told to leave ({self._inbox.leaving}) while a request ran")
-            events = self._path.step(self._inbox.stop_asked())
-            for event in events:
-                if isinstance(event, Done):
-                    self.totals.add(event)
-                    self._inbox.end()  # before DONE is out: a STOP that answers it is for the next request
-            self._write(events)
+        request = request_of(gen)
+        self._say(self._path.admit(gen.slot, request) if isinstance(gen, BGen) else self._path.start(request))
 
     def _side(self, command: Command) -> None:
-        """The commands of parts that this engine does not have, and the ones that only act on a running request."""
+        """The commands of parts that this engine does not have, and a STOP that stands alone."""
         if isinstance(command, (GenI, BGenI)):
             self._refuse("this engine was started without --vision")
-        elif isinstance(command, BGen):
-            self._refuse("BGEN: no such free slot (--batch 0) or a bad max_new")
         elif isinstance(command, VramCommand):
             self._refuse("VRAM needs --vram-elastic, which this engine does not have")
         elif isinstance(command, (Save, Restore)):
             self._write([SessionError("invalid", False, f"{command.word}: this engine has no session files")])
-        elif isinstance(command, BYield):
-            log(f"BYIELD {command.slot} dropped: there are no slots")
-        elif not isinstance(command, (BStop, Stop)):
+        elif not isinstance(command, Stop):
             raise TypeError(f"{type(command).__name__} has no answer")
 
     def _refuse(self, reason: str) -> None:

@@ -11,7 +11,7 @@ Cost     weights come at the speed of a few threads, while the passes that measu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -24,6 +24,7 @@ from strata.engine.model.model import Model, bind
 from strata.engine.model.rows import Rows
 from strata.engine.model.window import Layout, Windows
 from strata.engine.pack import Pack
+from strata.engine.state.plan import StatePlan
 from strata.engine.state.slots import StatePool
 from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.cuda.sample import MAX_RECENT
@@ -40,6 +41,7 @@ AUTO_CHUNKS: Final = (8192, 4096, 2048, 1024, 512, 256, 128, 64, 32)
 class Resident:
     """`model`, `state` and `windows` on `device`; `chunk`: most rows of a pass; `expert_bytes`: of all experts.
 
+    plan      the slots and checkpoints for so many free bytes; without it `n_slots` and `n_checkpoints`
     table     where the n-gram table goes: vram, ram, auto
     chunks    prompt chunks to try, largest first; none of them longer than the context
     logits    rows of a pass whose logits are wanted, at most
@@ -53,6 +55,7 @@ class Resident:
         max_context: int,
         n_slots: int = 1,
         n_checkpoints: int = 0,
+        plan: Callable[[int], StatePlan] | None = None,
         kv: str = "fp32",
         table: str = "auto",
         chunks: Sequence[int] = AUTO_CHUNKS,
@@ -64,21 +67,27 @@ class Resident:
         bind(pack, meter, max_context)
         StatePool(pack.spec, n_slots, max_context, kv=kv, memory=meter, n_checkpoints=n_checkpoints)
         self.expert_bytes = meter.experts
-        self._open_arenas(meter, table)
+        self._place_table(meter, table)
+        if plan is not None:
+            planned = plan(self._room_for_state(meter))
+            n_slots, n_checkpoints, meter.state = 1 + planned.n_slots, planned.n_checkpoints, 0
+            StatePool(pack.spec, n_slots, max_context, kv=kv, memory=meter, n_checkpoints=n_checkpoints)
+        self._open_arenas(meter)
         self.model = Model(pack, device, max_context)
         self.state = self.model.new_state(n_slots, kv, n_checkpoints)
         self.windows = Windows(self.model, self.state, device, WINDOW_ROWS)
         device.load()
         try:
             self.chunk = self._fit([n for n in chunks if n <= max_context] or [max_context], logits, reserve)
-            self._rehearse(self.one_row[0])
+            self._rehearse(self.layouts(1)[0])
             device.driver.synchronize()
             device.loaded()
         except BaseException:
             device.close()
             raise
 
-    def _open_arenas(self, meter: Meter, table: str) -> None:
+    def _place_table(self, meter: Meter, table: str) -> None:
+        """Decide where the n-gram table goes."""
         device, memory = self.device, self.device.memory()
         log(f"{device.name}: {shown(memory.free)} of {shown(memory.total)} free")
         everything = meter.weights + meter.table_bytes + meter.state + TABLE_ROOM + RESERVE
@@ -86,21 +95,31 @@ class Resident:
         if meter.table_bytes:
             where = "RAM, read over PCIe" if device.table_in_ram else "VRAM"
             log(f"n-gram table: {shown(meter.table_bytes)} in {where}")
-        weights = meter.weights + (0 if device.table_in_ram else meter.table_bytes)
-        device.open("weights", weights, "this engine needs all of them there: use a smaller file, or --ple-io ram")
-        device.open("state", meter.state, "use a smaller --max-context, or --kv fp16")
 
-    @property
-    def one_row(self) -> tuple[Layout, ...]:
-        """Layouts of a decode window of one sequence without penalties: near the beginning, and anywhere."""
-        near = self.windows.layout(Rows.of([(0, 0, [0])]), 1)
-        return tuple(dict.fromkeys([near, Layout(1, 1, 1)]))
+    def _room_for_state(self, meter: Meter) -> int:
+        """What a state may take so that weights, reserve and a workspace have room. One slot is tried in any case."""
+        left = self.device.memory().free - self._weights(meter) - RESERVE
+        return max(meter.state, left - min(TABLE_ROOM, left // 4))
 
-    def warm(self) -> None:
-        """Capture what every request uses; from then on nothing allocates."""
+    def _weights(self, meter: Meter) -> int:
+        return meter.weights + (0 if self.device.table_in_ram else meter.table_bytes)
+
+    def _open_arenas(self, meter: Meter) -> None:
+        weights = self._weights(meter)
+        self.device.open("weights", weights, "this engine needs all of them there: use a smaller file, or --ple-io ram")
+        self.device.open("state", meter.state, "use a smaller --max-context, or --kv fp16")
+
+    def layouts(self, rows: int) -> tuple[Layout, ...]:
+        """Layouts of a decode window of so many sequences without penalties: near the beginning, and anywhere."""
+        bound = self.windows.layout(Rows.of([(0, 0, [0])]), 1).bound
+        return tuple(dict.fromkeys([Layout(rows, rows, rows, 0, bound), Layout(rows, rows, rows)]))
+
+    def warm(self, most_rows: int = 1) -> None:
+        """Capture what every request uses, in windows of up to so many sequences; from then on nothing allocates."""
         self.state.reserve(0, 1)
-        for layout in self.one_row:
-            self.windows.prepare(layout)
+        for rows in range(1, most_rows + 1):
+            for layout in self.layouts(rows):
+                self.windows.prepare(layout)
         self.device.driver.synchronize()
         self.state.reset(0)
         self.device.seal()

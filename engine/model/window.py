@@ -51,11 +51,13 @@ class Draw:
     """How a row's token of `position` is sampled, and what the windows after it may assume.
 
     recent   the ids that the penalties look at: those before `position`, as many as they look back or as there are
+    last_n   how far they look back, where that is known
     """
 
     how: Sampling
     recent: I32
     position: int
+    last_n: int = MAX_RECENT
 
     @property
     def width(self) -> int:
@@ -66,7 +68,7 @@ class Draw:
     @property
     def slides(self) -> bool:
         """Whether a new id takes the place of the oldest; else the list still grows."""
-        return len(self.recent) < self.position or len(self.recent) == MAX_RECENT
+        return len(self.recent) < self.position or len(self.recent) == self.last_n
 
     @property
     def modulus(self) -> int:

@@ -1,132 +1,264 @@
-"""The solo path: one request at a time, and the session that it leaves for the next one.
+"""What runs next, and the running of it: one request that reads (and, alone, decodes) beside slots that decode.
 
-Reuse    the state is recurrent and cannot be cut back, so a session continues only when all it holds is the beginning
-         of the next prompt and at least one prompt token is left to read
-Effects  go through a `Runner`; what is done, and when, is decided in `solo.py`
+Units    one prompt chunk, one window, or the end of a request. Commands are looked at between units
+Solo     pool slot 0 reads every prompt, and decodes a GEN; the slots stand still while it decodes
+Slots    protocol slot s is pool slot 1 + s. A window has a row for every decoding slot; what a row computes does not
+         depend on the rows beside it, so a slot says what it would say alone
+Effects  computing goes through a `Runner`, who holds which tokens through `Sessions`; when and what is decided in
+         `solo.py`, `slots.py`, `turns.py`
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from strata.engine.schedule.solo import Decode, Read, Request, Solo
-from strata.kernels.ops import F32, I32, Sampling
-from strata.protocol.lines import Output
-
-_NOTHING = np.empty(0, np.int32)
-
-
-class Runner(Protocol):
-    """The model with the state of one sequence."""
-
-    def reset(self) -> None:
-        """Forget the sequence."""
-
-    def feed(self, begin: int, tokens: I32, want_logits: bool) -> F32 | None:
-        """Compute `tokens` at positions begin.. of the sequence. -> logits (vocab,) of the last one when wanted."""
-
-    def sample(self, logits: F32, recent: I32, how: Sampling, position: int) -> int:
-        """The token for `position`."""
-
-    def check(self, n_held: int) -> None:
-        """Raise when the books of the state do not balance, or it does not hold `n_held` tokens."""
+from strata.engine.log import log
+from strata.engine.schedule.ports import SOLO, Row, Rules, Runner, Sessions, pool_slot
+from strata.engine.schedule.slots import Decoding, Slots
+from strata.engine.schedule.solo import Read, Request, Solo
+from strata.engine.schedule.turns import Share, Standing, keeps_reading
+from strata.engine.state.pages import OutOfPages
+from strata.protocol.lines import Admitted, Output, Yielded
 
 
 def now_ms() -> float:
     return time.perf_counter() * 1e3
 
 
-class SoloPath:
-    """Runs a request unit by unit. `start`, then `step` while `busy`.
+@dataclass(slots=True, eq=False)
+class _Work:
+    """The request being worked on. slot: of its admission, None: solo · asked: its request as it came."""
 
-    chunk    most tokens of one prompt chunk
-    reuse    a session may be continued
-    verify   the books are checked after every unit
-    """
+    solo: Solo
+    asked: Request
+    slot: int | None
+    cuts: frozenset[int]
+    chunks: int = 0
+    windows: int = 0
+    times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("read", "windows", "first", "copy"), 0.0))
 
-    def __init__(
-        self,
-        runner: Runner,
-        *,
-        chunk: int,
-        reuse: bool,
-        end_ids: Collection[int],
-        routed: int = 0,
-        in_vram: bool = False,
-        verify: bool = False,
-    ) -> None:
+
+class Path:
+    """Runs requests unit by unit: `start` or `admit` one, then `step` while `busy` or `decoding`."""
+
+    def __init__(self, runner: Runner, sessions: Sessions, rules: Rules, clock: Callable[[], float] = now_ms) -> None:
+        self.rules = rules
+        self.slots = Slots(rules.n_slots, end_ids=rules.end_ids, max_context=rules.max_context, clock=clock)
         self._runner = runner
-        self._chunk = chunk
-        self._reuse = reuse
-        self._end_ids = end_ids
-        self._routed = routed
-        self._in_vram = in_vram
-        self._verify = verify
-        self._solo: Solo | None = None
-        self._session: I32 = _NOTHING
+        self._sessions = sessions
+        self._clock = clock
+        self._share = Share(rules.share)
+        self._work: _Work | None = None
 
     @property
     def busy(self) -> bool:
-        return self._solo is not None
+        """Whether a request is being worked on: a GEN until its DONE, a BGEN until its BADM."""
+        return self._work is not None
 
     @property
-    def n_session(self) -> int:
-        """Tokens that the live session holds."""
-        return len(self._session)
+    def decoding(self) -> bool:
+        """Whether slots decode."""
+        return self.slots.any
 
-    def reusable(self, prompt: I32) -> int:
-        """Leading tokens of the prompt that need not be read."""
-        n = len(self._session)
-        return n if 0 < n < len(prompt) and np.array_equal(self._session, prompt[:n]) else 0
+    # ------------------------------------------------------------------------------------------------------- commands
 
     def start(self, request: Request) -> list[Output]:
-        """Take up a request; the session before it is continued or forgotten."""
-        reused = self.reusable(request.prompt) if self._reuse else 0
-        if not reused:
-            self._runner.reset()
-        self._session = _NOTHING
-        self._solo = Solo(
-            request,
-            reused=reused,
-            chunk=self._chunk,
-            end_ids=self._end_ids,
-            clock=now_ms,
-            routed=self._routed,
-            in_vram=self._in_vram,
-        )
-        return [self._solo.begin()]
+        """Take up a GEN."""
+        return self._take_up(request, None)
 
-    def step(self, stop: bool) -> list[Output]:
-        """One unit of work, or the end of the request."""
-        solo = self._solo
-        if solo is None:
-            raise RuntimeError("a step without a request")
-        unit = solo.next_unit(stop)
-        events: list[Output] = []
-        if isinstance(unit, Read):
-            logits = self._runner.feed(unit.begin, solo.tokens[unit.begin : unit.end], unit.last)
-            events += solo.read(unit)
-        elif isinstance(unit, Decode):
-            logits = self._runner.feed(unit.position, solo.tokens[unit.position :], True)
-            solo.fed()
+    def admit(self, slot: int, request: Request) -> list[Output]:
+        """Take up a BGEN; the slot must be free."""
+        return self._take_up(request, slot)
+
+    def _take_up(self, request: Request, slot: int | None) -> list[Output]:
+        if self._work is not None:
+            raise RuntimeError("one request is worked on at a time")
+        rules = self.rules
+        reused = self._sessions.resume(request.prompt)
+        cuts = self._sessions.stops(request.prompt, reused, request.pin or 0, request.keep)
+        solo = Solo(
+            request if slot is None else replace(request, max_new=1),
+            reused=reused,
+            chunk=rules.chunk,
+            end_ids=rules.end_ids,
+            clock=self._clock,
+            cuts=cuts,
+            routed=rules.routed,
+            in_vram=rules.in_vram,
+        )
+        self._work = _Work(solo, request, slot, frozenset(cuts))
+        return [solo.begin()]
+
+    def stop_slot(self, slot: int) -> list[Output]:
+        """BSTOP: a decoding slot ends here; for any other nothing happens."""
+        decoding = next((one for one in self.slots.decoding if one.slot == slot), None)
+        if decoding is None:
+            return []
+        end = self.slots.stop(slot)
+        self._release(decoding)
+        return [end]
+
+    def give_way(self, slot: int) -> list[Output]:
+        """BYIELD: the read ends here and what was read waits in the slot, or the log says why not."""
+        work, read = self._work, self._standing()
+        reason = keeps_reading(
+            slot,
+            read,
+            n_slots=self.slots.n,
+            is_free=self.slots.is_free(slot),
+            prompt_cache=self.rules.prompt_cache,
+            short_read=self.rules.short_read,
+        )
+        if work is None or reason is not None:
+            log(f"BYIELD {slot} not taken: {reason}")
+            return []
+        solo = work.solo
+        try:
+            self._sessions.give_way(pool_slot(slot), work.asked.prompt, solo.n_held)
+        except OutOfPages as error:
+            log(f"BYIELD {slot} not taken: {error}")
+            return []
+        log(f"the read gives way at {solo.n_held} of {solo.n_prompt} tokens, which wait in slot {slot}")
+        solo.cancel()
+        self._work = None
+        self._share.forfeit()
+        events: list[Output] = [Yielded(slot, solo.n_held), solo.done()]
+        return events if work.slot is None else [*events, Admitted(work.slot, False)]
+
+    def _standing(self) -> Standing | None:
+        """The read that is under way, if there is one."""
+        work = self._work
+        if work is None or not work.solo.is_reading:
+            return None
+        return Standing(work.slot, work.solo.n_prompt - work.solo.n_held, self._chunk)
+
+    @property
+    def _chunk(self) -> int:
+        """Most tokens of the next chunk."""
+        rules = self.rules
+        return min(rules.chunk, rules.beside or rules.chunk) if self.slots.any else rules.chunk
+
+    # ---------------------------------------------------------------------------------------------------------- units
+
+    def step(self, stop: bool = False) -> list[Output]:
+        """One unit of work, or the end of a request. stop: a STOP has come for the request being worked on."""
+        work = self._work
+        if work is None:
+            events = self._window()
+        elif not stop and work.solo.is_reading and self.slots.any and self._share.is_due:
+            events = self._window_between(work)
         else:
-            logits = None
-        if logits is not None:
-            token = self._runner.sample(logits, solo.recent, solo.request.sampling, solo.n_tokens)
-            events.append(solo.decided(token))
-        if self._verify:
-            self._runner.check(solo.n_held)
-        if solo.finish is not None:
-            events.append(solo.done())
-            self._close(solo)
+            events = self._advance(work, stop)
+        if self.rules.verify:
+            self._check()
         return events
 
-    def _close(self, solo: Solo) -> None:
-        """Keep the session of a request whose prompt was read to its end, if it may be continued."""
-        self._solo = None
-        if self._reuse and solo.request.keep and not solo.is_reading:
-            self._session = solo.held.copy()
+    def _window(self) -> list[Output]:
+        """One token for every decoding slot."""
+        decoding = self.slots.decoding
+        if not decoding:
+            raise RuntimeError("a step without a request")
+        rows = [
+            Row(pool_slot(one.slot), one.tokens, one.request.sampling, one.request.penalty_last_n) for one in decoding
+        ]
+        ids = self._runner.window(rows, all(one.n_left > 1 for one in decoding))
+        events: list[Output] = []
+        for one, token in zip(decoding, ids, strict=True):
+            events += self.slots.decided(one.slot, token)
+            if self.slots.is_free(one.slot):
+                self._release(one)
+        return events
+
+    def _window_between(self, work: _Work) -> list[Output]:
+        """A window between two chunks."""
+        begun = self._clock()
+        events = self._window()
+        spent = self._clock() - begun
+        self._share.spend(spent)
+        work.windows += 1
+        work.times["windows"] += spent
+        return events
+
+    def _release(self, one: Decoding) -> None:
+        self._sessions.release(pool_slot(one.slot), one.held if one.request.keep else None)
+
+    def _advance(self, work: _Work, stop: bool) -> list[Output]:
+        """The next unit of the request being worked on."""
+        solo = work.solo
+        unit = solo.next_unit(stop, self._chunk)
+        events: list[Output] = []
+        if isinstance(unit, Read):
+            events = self._read(work, unit)
+        elif unit is not None:
+            row = Row(SOLO, solo.tokens, solo.request.sampling, solo.request.penalty_last_n)
+            (token,) = self._runner.window([row], solo.n_left > 1)
+            solo.fed()
+            events = [solo.decided(token)]
+        if solo.finish is not None:
+            self._work = None
+            self._share.forfeit()
+            events += self._close(work)
+        return events
+
+    def _read(self, work: _Work, unit: Read) -> list[Output]:
+        """A prompt chunk; with the last one the first token."""
+        solo, begun = work.solo, self._clock()
+        logits = self._runner.feed(SOLO, unit.begin, solo.tokens[unit.begin : unit.end], unit.last)
+        events = solo.read(unit)
+        if unit.end in work.cuts:
+            self._sessions.reached(solo.request.prompt, unit.end)
+        read = self._clock()
+        work.chunks += 1
+        work.times["read"] += read - begun
+        self._share.earn(read - begun)
+        if unit.last:
+            token = self._runner.sample(logits, solo.recent, solo.request.sampling, solo.n_tokens)
+            events.append(solo.decided(token))
+            work.times["first"] = self._clock() - read
+        return events
+
+    def _close(self, work: _Work) -> list[Output]:
+        """A request is over: DONE, and for an admission whether its slot decodes now."""
+        solo, slot = work.solo, work.slot
+        kept = solo.held if work.asked.keep and not solo.is_reading else None
+        if slot is None:
+            self._sessions.ended(kept)
+            return [solo.done()]
+        goes_on = solo.finish == "length" and work.asked.max_new > 1 and self._copy(work, slot)
+        if goes_on:
+            (first,) = solo.tokens[solo.n_prompt :].tolist()
+            self.slots.admit(slot, work.asked, first)
+        if not goes_on or kept is None:
+            self._sessions.ended(kept)
+        if self.rules.trace:
+            log(_trace(work))
+        return [solo.done(), Admitted(slot, goes_on)]
+
+    def _copy(self, work: _Work, slot: int) -> bool:
+        """The state of an admission into its slot; False: there is no room."""
+        begun = self._clock()
+        try:
+            self._sessions.admit(pool_slot(slot), work.solo.held)
+        except OutOfPages as error:
+            log(f"slot {slot} cannot go on: {error}")
+            return False
+        work.times["copy"] = self._clock() - begun
+        return True
+
+    def _check(self) -> None:
+        lengths = [(pool_slot(one.slot), one.n_tokens - 1) for one in self.slots.decoding]
+        if self._work is not None:
+            lengths.append((SOLO, self._work.solo.n_held))
+        self._runner.check(lengths)
+        self._sessions.check()
+
+
+def _trace(work: _Work) -> str:
+    solo, times = work.solo, work.times
+    return (
+        f"admission to slot {work.slot}: {solo.n_prompt} tokens, {solo.reused} reused; read {times['read']:.1f} ms in "
+        f"{work.chunks} chunks, {work.windows} windows between them {times['windows']:.1f} ms, first token "
+        f"{times['first']:.1f} ms, copy {times['copy']:.1f} ms"
+    )

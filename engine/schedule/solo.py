@@ -1,4 +1,4 @@
-"""One solo request as a state machine: READING, DECODING, over. Decisions and events only; nothing is computed here.
+"""One request on the solo path as a state machine: READING, DECODING, over. Decisions and events only.
 
 Use      the owner asks `next_unit(stop)` for a unit of work, does it, and tells the result with `read` or `decoded`.
          Commands are looked at between units, so a STOP waits for one chunk or one token
@@ -10,7 +10,7 @@ Units    positions and counts in tokens, times in milliseconds of the given cloc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +21,11 @@ from strata.protocol.lines import Done, Finish, Output, Progress, Resume, Reused
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """What a GEN line asks for, checked. prompt int32 (n,) with n >= 1; max_new >= 1.
+    """What a GEN or BGEN line asks for, checked. prompt int32 (n,) with n >= 1; max_new >= 1.
 
     penalty_last_n   tokens of prompt and output that the penalties look back over
     keep             afterwards the session may be continued
+    pin              the first `pin` tokens are a prefix that other requests share; None: there is none
     """
 
     prompt: I32
@@ -32,6 +33,7 @@ class Request:
     sampling: Sampling
     penalty_last_n: int = 0
     keep: bool = True
+    pin: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Solo:
     chunk     most tokens of one Read
     end_ids   tokens that end the answer
     clock     milliseconds, monotonic
+    cuts      positions in the prompt where a Read must end, ascending
     routed    expert entries that one token routes through the whole model (for the counters of DONE)
     in_vram   the experts lie in a card's memory, else in RAM
     """
@@ -69,6 +72,7 @@ class Solo:
         chunk: int,
         end_ids: Collection[int],
         clock: Callable[[], float],
+        cuts: Sequence[int] = (),
         routed: int = 0,
         in_vram: bool = False,
     ) -> None:
@@ -82,6 +86,7 @@ class Solo:
         self._tokens = np.empty(self.n_prompt + request.max_new, np.int32)
         self._tokens[: self.n_prompt] = request.prompt
         self._chunk = chunk
+        self._cuts = tuple(cuts)
         self._end_ids = end_ids
         self._clock = clock
         self._routed = routed
@@ -107,6 +112,11 @@ class Solo:
         return self.n_held < self.n_prompt
 
     @property
+    def n_left(self) -> int:
+        """Tokens that may still come."""
+        return self.request.max_new - self.n_generated
+
+    @property
     def recent(self) -> I32:
         """The tokens the penalties look at."""
         return self._tokens[max(0, self.n_tokens - self.request.penalty_last_n) : self.n_tokens]
@@ -114,14 +124,22 @@ class Solo:
     def begin(self) -> Output:
         return Resume(self.reused)
 
-    def next_unit(self, stop: bool) -> Read | Decode | None:
-        """What is to be done next; None when the request is over. `stop`: a STOP has come for it."""
-        if stop and self.finish is None:
-            self.finish = "cancel"
+    def cancel(self) -> None:
+        """The request ends here, unless it has ended already."""
+        self.finish = self.finish or "cancel"
+
+    def next_unit(self, stop: bool, most: int | None = None) -> Read | Decode | None:
+        """What is to be done next; None when the request is over.
+
+        stop: a STOP has come for it · most: a Read takes at most so many tokens this time
+        """
+        if stop:
+            self.cancel()
         if self.finish is not None:
             return None
         if self.is_reading:
-            end = min(self.n_held + self._chunk, self.n_prompt)
+            end = min(self.n_held + min(self._chunk, most or self._chunk), self.n_prompt)
+            end = next((cut for cut in self._cuts if self.n_held < cut < end), end)
             return Read(self.n_held, end, end == self.n_prompt)
         return Decode(self.n_tokens - 1)
 

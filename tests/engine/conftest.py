@@ -18,8 +18,12 @@ import numpy as np
 import pytest
 
 from strata.engine.inbox import Inbox
-from strata.engine.schedule.live import SoloPath
+from strata.engine.schedule.live import Path as Schedule
+from strata.engine.schedule.ports import Row, Rules
 from strata.engine.serve import Server, Writer
+from strata.engine.state.checkpoints import CacheRules
+from strata.engine.state.conversations import Conversations
+from strata.engine.state.pages import OutOfPages
 from strata.kernels.reference import sample
 from strata.protocol.lines import Done, Err, Info, Output, decode_output
 
@@ -139,51 +143,102 @@ def serve_pack(start_engine: Start, packs: object) -> Callable[..., EngineProces
     return serve
 
 
+class ScriptedState:
+    """What `Conversations` asks of a state, for sequences that are lists of tokens. `pages`: itself."""
+
+    def __init__(self, n_slots: int, n_checkpoints: int) -> None:
+        self.n_slots, self.n_checkpoints = n_slots, n_checkpoints
+        self.tokens: list[list[int]] = [[] for _ in range(n_slots + n_checkpoints)]
+        self.relieve: Callable[[], bool] = lambda: False
+        self.refused: set[int] = set()
+        """Slots that nothing can be copied to: their pages have run out."""
+
+    @property
+    def pages(self) -> ScriptedState:
+        return self
+
+    def held(self, slot: int) -> int:
+        return -(-len(self.tokens[slot]) // 64)
+
+    def length(self, slot: int) -> int:
+        return len(self.tokens[slot])
+
+    def reset(self, slot: int) -> None:
+        self.tokens[slot] = []
+
+    drop = reset
+
+    def copy(self, source: int, target: int) -> None:
+        if target in self.refused:
+            raise OutOfPages("1 more page is needed, 0 are free")
+        self.tokens[target] = list(self.tokens[source])
+
+    def check(self) -> None:
+        """Lists are always right."""
+
+
 class ScriptedModel:
     """A runner without weights: the logits are a function of all tokens so far, so a wrong state changes the text.
 
-    Asserts that tokens come in order, and remembers every call.
+    Asserts that tokens come in order, and remembers every call: (slot, first position, tokens), of windows too.
     """
 
-    def __init__(self, vocab: int = 64) -> None:
+    def __init__(self, vocab: int = 64, n_slots: int = 0, n_checkpoints: int = 0) -> None:
         self.vocab = vocab
-        self.tokens: list[int] = []
-        self.calls: list[tuple[int, int]] = []
+        self.n_slots = n_slots
+        self.state = ScriptedState(1 + n_slots, n_checkpoints)
+        self.calls: list[tuple[int, int, int]] = []
+        self.windows: list[list[int]] = []
         self.before_feed: Callable[[], None] = lambda: None
 
-    def reset(self) -> None:
-        self.tokens = []
-
-    def feed(self, begin: int, tokens: np.ndarray, want_logits: bool) -> np.ndarray | None:
+    def feed(self, slot: int, begin: int, tokens: np.ndarray, want_logits: bool) -> np.ndarray | None:
         self.before_feed()
-        assert begin == len(self.tokens), f"tokens for {begin}, the state holds {len(self.tokens)}"
+        held = self.state.tokens[slot]
+        assert begin == len(held), f"tokens for {begin} of slot {slot}, the state holds {len(held)}"
         assert len(tokens) > 0
-        self.tokens += tokens.tolist()
-        self.calls.append((begin, len(tokens)))
-        return self.logits() if want_logits else None
+        held += tokens.tolist()
+        self.calls.append((slot, begin, len(tokens)))
+        return self.logits(slot) if want_logits else None
 
-    def logits(self) -> np.ndarray:
-        seed = hash(tuple(self.tokens)) % 2**32
+    def logits(self, slot: int) -> np.ndarray:
+        seed = hash(tuple(self.state.tokens[slot])) % 2**32
         return np.random.default_rng(seed).normal(size=self.vocab).astype(np.float32)
 
     def sample(self, logits: np.ndarray, recent: np.ndarray, how: object, position: int) -> int:
-        assert position == len(self.tokens)
         return sample(logits, recent, how, position)
 
-    def check(self, n_held: int) -> None:
-        assert n_held == len(self.tokens)
+    def window(self, rows: Sequence[Row], again: bool) -> list[int]:
+        assert 0 < len(rows) <= 8 and len({row.slot for row in rows}) == len(rows)
+        self.windows.append([row.slot for row in rows])
+        ids = []
+        for row in rows:
+            logits = self.feed(row.slot, row.position, row.tokens[-1:], True)
+            ids.append(self.sample(logits, row.recent, row.how, row.position + 1))
+        return ids
+
+    def check(self, lengths: Sequence[tuple[int, int]]) -> None:
+        for slot, n in lengths:
+            assert n == len(self.state.tokens[slot])
+
+
+def scripted_path(model: ScriptedModel, *, reuse: bool = True, turn_token: int = 63, **rules: object) -> Schedule:
+    """The real schedule over a scripted model, with the real books."""
+    cache = CacheRules(model.state.n_checkpoints or 1, every=0, root=0) if reuse else CacheRules(0)
+    sessions = Conversations(model.state, model.n_slots, cache, None, turn_token, verify=True)
+    given = {"chunk": 4, "max_context": 64, "end_ids": {3}, "routed": 5, "verify": True, **rules}
+    return Schedule(model, sessions, Rules(n_slots=model.n_slots, prompt_cache=reuse, **given))
 
 
 class Loop:
     """The real serve loop in a thread, over pipes and a scripted model."""
 
-    def __init__(self, model: ScriptedModel, *, chunk: int = 4, reuse: bool = True, max_context: int = 64) -> None:
+    def __init__(self, model: ScriptedModel, **settings: object) -> None:
         self.model = model
         commands, self._commands = os.pipe()
         self._outcome, self._outputs = os.pipe()
-        path = SoloPath(model, chunk=chunk, reuse=reuse, end_ids={3}, routed=5, verify=True)
         self.inbox = Inbox(commands)
-        self.server = Server(path, self.inbox, Writer(self._outputs), max_context=max_context, vocab=model.vocab)
+        path = scripted_path(model, **settings)
+        self.server = Server(path, self.inbox, Writer(self._outputs), vocab=model.vocab)
         self.error: BaseException | None = None
         self._fds = [commands, self._outcome]
         self._lines: deque[bytes] = deque()
@@ -268,6 +323,12 @@ def loop() -> Iterator[Callable[..., Loop]]:
 @pytest.fixture(scope="session")
 def scripted() -> type[ScriptedModel]:
     return ScriptedModel
+
+
+@pytest.fixture(scope="session")
+def schedule() -> Callable[..., Schedule]:
+    """schedule(model, chunk=4, reuse=True, ..) -> the real schedule over a scripted model."""
+    return scripted_path
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,11 @@ from strata.engine.model.resident import RESERVE
 from strata.engine.options import Options, Refused
 from strata.engine.pack import open_pack
 from strata.engine.runner import ModelRunner
-from strata.engine.schedule.live import SoloPath
+from strata.engine.schedule.live import Path
+from strata.engine.schedule.ports import SOLO, Row, Rules
 from strata.engine.schedule.solo import Request
+from strata.engine.state.checkpoints import CacheRules
+from strata.engine.state.conversations import Conversations
 from strata.kernels.ops import Sampling
 from strata.protocol.lines import Done, Resume, Token
 
@@ -49,9 +52,19 @@ def ids(n: int, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 900, n).astype(np.int32)
 
 
-def run(runner, requests, stop_after: int = 0) -> list[tuple]:
+def path_of(runner, chunk: int = CHUNK) -> Path:
+    """A schedule on the runner with fresh books; only the live session is continued."""
+    for slot in range(runner.state.n_slots + runner.state.n_checkpoints):
+        runner.state.drop(slot)
+    cache = CacheRules(1, every=0, root=0)
+    sessions = Conversations(runner.state, runner.n_slots, cache, None, turn_token=10**6, verify=True)
+    rules = Rules(chunk=chunk, max_context=CONTEXT, end_ids={END}, n_slots=runner.n_slots, verify=True)
+    return Path(runner, sessions, rules)
+
+
+def run(runner, requests, stop_after: int = 0, chunk: int = CHUNK) -> list[tuple]:
     """Requests through one solo path: (tokens, reused, finish). A stop comes for the first after so many tokens."""
-    path = SoloPath(runner, chunk=CHUNK, reuse=True, end_ids={END}, verify=True)
+    path = path_of(runner, chunk)
     results = []
     for request in requests:
         events = path.start(request)
@@ -78,14 +91,9 @@ def test_texts_are_those_of_the_host_whatever_is_sampled_and_however_it_is_read(
 
 def test_chunks_of_a_few_rows_are_windows_with_the_same_text(runner, host):
     request = Request(ids(11, 8), 2, DRAWN)
-    results = []
-    for each in (runner, host):
-        path = SoloPath(each, chunk=4, reuse=False, end_ids={END}, verify=True)
-        events = path.start(request)
-        while path.busy:
-            events += path.step(False)
-        results.append([event.id for event in events if isinstance(event, Token)])
-    assert results[0] == results[1] and len(results[0]) == 2
+    ((tokens, _, _),) = run(runner, [request], chunk=4)
+    assert len(tokens) == 2
+    assert run(host, [request], chunk=4)[0][0] == tokens
 
 
 @pytest.mark.parametrize("stop_after", [1, 3])
@@ -121,23 +129,23 @@ def test_an_answer_runs_to_the_end_of_the_context(runner, host):
 
 
 def test_windows_are_started_ahead_and_the_host_is_told_what_it_took(runner):
-    runner.reset()
+    path_of(runner)
     before = replace(runner.cost)
     run(runner, [Request(ids(6, 7), 6, DRAWN)])
-    runner.reset()
     cost = runner.cost
-    assert cost.ahead - before.ahead == 5 and cost.dropped - before.dropped == 1
+    assert cost.ahead - before.ahead == 4, "of five windows, the last of which is known to be the last"
+    assert cost.dropped == before.dropped
     assert cost.windows > before.windows and cost.seconds > before.seconds
     assert "us a window" in runner.costs and "started ahead" in runner.costs
 
 
 def test_logits_of_another_position_are_refused(runner):
-    runner.reset()
-    logits = runner.feed(0, ids(3), True)
+    path_of(runner)
+    logits = runner.feed(SOLO, 0, ids(3), True)
     runner.sample(logits, ids(3), Sampling(), 3)
     with pytest.raises(RuntimeError, match="the logits before position 9 are gone"):
         runner.sample(logits, ids(3), Sampling(), 9)
-    runner.reset()
+    runner.window([Row(SOLO, ids(4), Sampling(), 0)], False)
     with pytest.raises(RuntimeError, match="are gone"):
         runner.sample(logits, ids(3), Sampling(), 3)
 

@@ -238,7 +238,7 @@ def test_a_pack_is_described_without_serve(start_engine, packs):
 def test_variables_without_an_effect_are_said_in_the_log(serve_pack):
     engine = serve_pack(env={"STRATA_QSA_SLOTS": "1", "STRATA_DEBUG": "maybe"})
     log = engine.log.read_text()
-    assert "STRATA_QSA_SLOTS has no effect here" in log
+    assert "STRATA_QSA_SLOTS asks for what is done here anyway" in log
     assert "STRATA_DEBUG is a switch" in log
 
 

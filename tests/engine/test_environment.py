@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from strata.engine.environment import ELSEWHERE, HERE, NO_EFFECT_SWITCHES, NO_EFFECT_VALUES, is_on, notes
+from strata.engine.environment import (
+    ELSEWHERE,
+    HERE,
+    NO_EFFECT_SWITCHES,
+    NO_EFFECT_VALUES,
+    SO_ANYWAY,
+    decode_share,
+    is_on,
+    notes,
+)
 
 SEEDS = """
 ADMIT_SHORT_FIRST ADMIT_MAX_WAIT_S ADMIT_MERGE_FIRST ARENA_PIN_GIB ARENA_REGISTER BATCH_ATTN_ROWS BATCH_GDN_GROUPS
@@ -19,12 +28,12 @@ QSA_SLOTS RESIDENT_HEADROOM_GIB SLOT_COPY_DIRECT SLOT_COPY_BATCHSYNC SLOT_CKPT_M
 def test_all_variables_of_the_specification_are_known():
     seeds = SEEDS.split()
     assert len(seeds) == 45
-    known = {*HERE, *NO_EFFECT_SWITCHES, *NO_EFFECT_VALUES, *ELSEWHERE}
+    known = {*HERE, *SO_ANYWAY, *NO_EFFECT_SWITCHES, *NO_EFFECT_VALUES, *ELSEWHERE}
     assert [name for name in seeds if f"STRATA_{name}" not in known] == []
 
 
 def test_no_variable_is_in_two_lists():
-    lists = [set(HERE), set(NO_EFFECT_SWITCHES), set(NO_EFFECT_VALUES), set(ELSEWHERE)]
+    lists = [set(HERE), set(SO_ANYWAY), set(NO_EFFECT_SWITCHES), set(NO_EFFECT_VALUES), set(ELSEWHERE)]
     assert sum(map(len, lists)) == len(set().union(*lists))
 
 
@@ -37,8 +46,9 @@ def test_a_switch_is_on_with_any_other_whole_number_only(text, on):
 
 
 def test_a_variable_without_a_counterpart_is_said_once_and_not_refused():
-    assert notes({"STRATA_QSA_SLOTS": "1", "STRATA_WATCHDOG_S": "30"}) == [
-        "STRATA_QSA_SLOTS has no effect here",
+    assert notes({"STRATA_IO_PREFETCH": "1", "STRATA_QSA_SLOTS": "1", "STRATA_WATCHDOG_S": "30"}) == [
+        "STRATA_IO_PREFETCH has no effect here",
+        "STRATA_QSA_SLOTS asks for what is done here anyway",
         "STRATA_WATCHDOG_S has no effect here",
     ]
 
@@ -52,4 +62,19 @@ def test_a_misspelled_variable_is_said():
 
 
 def test_variables_of_the_server_and_empty_ones_are_no_news():
-    assert notes({"STRATA_API_KEY": "x", "STRATA_TRACE": "", "PATH": "/bin", "STRATA_DEBUG": "1"}) == []
+    assert (
+        notes(
+            {"STRATA_API_KEY": "x", "STRATA_TRACE": "1", "STRATA_IO_PREFETCH": "", "PATH": "/bin", "STRATA_DEBUG": "1"}
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [(None, 0.5), ("", 0.5), ("0", 0.0), ("0.25", 0.25), ("2", 2.0), ("-1", 0.5), ("much", 0.5), ("101", 0.5)],
+)
+def test_a_share_that_is_no_number_of_its_range_is_the_default_and_said(text, share):
+    assert decode_share(text) == share
+    said = notes({"STRATA_BATCH_DECODE_SHARE": text or ""})
+    assert bool(said) == (text in ("-1", "much", "101"))

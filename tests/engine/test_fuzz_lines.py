@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from strata.engine.serve import gen_refusal
+from strata.engine.requests import gen_refusal
 from strata.protocol.lines import (
     MAX_LINE_BYTES,
     BStop,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from strata.engine import flags, options
-from strata.engine.options import Options, Refused, fitted, parse
+from strata.engine.options import Options, Refused, fitted, notes, parse
 from strata.engine.pack import open_pack
 
 ENGINE = Path(sys.executable).with_name("strata-engine")
@@ -54,7 +54,7 @@ def test_an_option_of_the_specification_is_never_called_unknown():
     assert [name for name in SPECIFIED_NAMES if flags.find(name) is None] == []
 
 
-@pytest.mark.parametrize("name", [name for name in SPECIFIED_NAMES if not flags.find(name).works])
+@pytest.mark.parametrize("name", [name for name in SPECIFIED_NAMES if flags.find(name).missing])
 def test_an_option_that_does_not_exist_yet_is_refused_by_its_name_and_not_ignored(name):
     text = refusal_of("--pack", "x.gguf", name, "1")
     assert text.startswith(f"{name}: ")
@@ -65,17 +65,22 @@ def test_an_option_that_does_not_exist_yet_is_refused_by_its_name_and_not_ignore
 def test_defaults_of_the_struct_are_those_that_the_table_shows():
     given = parse(["--pack", "x.gguf"])
     for flag in flags.FLAGS:
-        if not flag.works or flag.name == "--pack":
+        if not flag.acts or flag.name == "--pack":
             continue
         value = getattr(given, flag.field)
-        shown = {"--eos-ids": None, "--threads": 0, "--prefill": 0, "--max-context": 0}.get(flag.name, flag.default)
+        own = {"--eos-ids": None, "--threads": 0, "--prefill": 0, "--prefill-beside": 0, "--max-context": 0}
+        shown = own.get(flag.name, flag.default)
         assert value == (shown if not isinstance(shown, str) else {"off": False}.get(shown, type(value)(shown)))
 
 
 def test_every_working_option_reaches_its_field():
     line = (
         "--serve --pack m.gguf --eos-ids 1,2 --max-context 8192 --prefill 64 --prompt-cache 0 --device host --kv fp32 "
-        "--vram-limit-mib 0 --ple-io auto --threads 3 --kernels reference --verify-accounts --stats"
+        "--vram-limit-mib 0 --ple-io auto --threads 3 --kernels reference --verify-accounts --stats "
+        "--prompt-cache-every 512 --prompt-cache-root 128 --turn-token 77 --conversation-cache-mib 100 "
+        "--conversation-cache-slots 3 --conversation-cache-min-free-mib 200 --conversation-cache-disk-mib 300 "
+        "--conversation-cache-dir parked --conversation-cache-similarity 0.25 --conversation-cache-n-min 20 "
+        "--batch 4 --prefill-beside 32 --short-read 16"
     )
     given = parse(line.split())
     assert given == Options(
@@ -90,8 +95,21 @@ def test_every_working_option_reaches_its_field():
         kernels="reference",
         verify_accounts=True,
         stats=True,
+        prompt_cache_every=512,
+        prompt_cache_root=128,
+        turn_token=77,
+        conversation_cache_mib=100,
+        conversation_cache_slots=3,
+        conversation_cache_min_free_mib=200,
+        conversation_cache_disk_mib=300,
+        conversation_cache_dir="parked",
+        conversation_cache_similarity=0.25,
+        conversation_cache_n_min=20,
+        batch=4,
+        prefill_beside=32,
+        short_read=16,
     )
-    assert {flag.field for flag in flags.FLAGS if flag.works} == set(Options.__struct_fields__)
+    assert {flag.field for flag in flags.FLAGS if flag.acts} == set(Options.__struct_fields__)
 
 
 def test_an_option_given_twice_takes_the_last_value():
@@ -104,6 +122,20 @@ def test_auto_is_a_chunk_size_and_never_longer_than_the_context():
     assert parse([*context, "--prefill", "auto"]).prefill_chunk == flags.AUTO_CHUNK
     assert parse([*context, "--prefill", "0"]).prefill_chunk == flags.AUTO_CHUNK
     assert parse(["--pack", "a", "--prefill", "512", "--max-context", "100"]).prefill_chunk == 100
+
+
+def test_slots_are_asked_for_by_either_name_and_no_window_has_more_rows():
+    assert parse(["--pack", "a", "--slots", "3"]).batch == 3
+    many = parse(["--pack", "a", "--batch", "32"])
+    assert (many.batch, many.batch_asked) == (32, flags.WINDOW_ROWS)
+
+
+def test_options_that_ask_for_what_is_so_anyway_are_taken_and_said():
+    argv = ["--pack", "a", "--batch-groups", "auto", "--batch-mtp", "--batch", "2", "--batch-groups=2"]
+    assert parse(argv) == parse(["--pack", "a", "--batch", "2"])
+    said = notes(argv)
+    assert [line.partition(":")[0] for line in said] == ["--batch-groups", "--batch-mtp"]
+    assert "one group" in said[0] and "no drafts" in said[1]
 
 
 def test_a_chunk_of_the_command_line_fits_a_forward_pass():
@@ -136,7 +168,12 @@ def test_a_chunk_of_the_command_line_fits_a_forward_pass():
         (["--kv", "fp16"], "--kv fp16: the host keeps keys and values in float32; leave it out, or use --device cuda"),
         (["--vram-limit-mib", "8151"], "--vram-limit-mib: there is no card on the host; leave it out, or use --device"),
         (["--ple-io", "ram"], "--ple-io: there is no card on the host; leave it out, or use --device cuda"),
-        (["--batch=4"], "--batch: this engine serves one request at a time; leave the option out"),
+        (["--batch", "-1"], "--batch: wants a whole number from 0 to 1024, got '-1'"),
+        (["--slots", "two"], "--slots: wants a whole number from 0 to 1024, got 'two'"),
+        (["--batch-groups", "0"], "--batch-groups: wants auto or a whole number from 1 to 1024, got '0'"),
+        (["--conversation-cache-similarity", "1.5"], "--conversation-cache-similarity: wants a number from 0 to 1"),
+        (["--conversation-cache-disk-mib", "9"], "--conversation-cache-disk-mib: no folder given; name one: --conv"),
+        (["--conversation-cache-dir", ""], "--conversation-cache-dir: wants the name of a folder"),
         (["--rope-scale", "2"], "--rope-scale: the context cannot be extended"),
     ],
 )

@@ -201,7 +201,7 @@ def test_a_signal_during_a_request_ends_it_with_a_reason(loop, scripted):
 
 def test_a_failing_model_is_not_answered_with_a_done(loop, scripted):
     class Failing(scripted):
-        def feed(self, begin: int, tokens: object, want_logits: bool) -> None:
+        def feed(self, slot: int, begin: int, tokens: object, want_logits: bool) -> None:
             raise FloatingPointError("the numbers went away")
 
     engine = loop(Failing())

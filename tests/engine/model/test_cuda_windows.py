@@ -181,4 +181,4 @@ def test_windows_near_the_beginning_become_windows_anywhere_at_the_budget(reside
     budget = resident.model.spec.index_budget
     near = resident.windows.layout(Rows.of([(0, budget - 1, [1])]), 1)
     assert (near.bound, resident.windows.layout(Rows.of([(0, budget, [1])]), 1)) == (budget, Layout(1, 1, 1))
-    assert resident.one_row == (near, Layout(1, 1, 1))
+    assert resident.layouts(1) == (near, Layout(1, 1, 1))
