@@ -73,6 +73,7 @@ enum {
 
 static_assert(SHARED_BYTES == SHARED, "prompt_plans.py asks for another size than this layout has");
 
+
 // What a block works on.
 struct Work {
     const u8 *first, *second;
@@ -132,27 +133,30 @@ DEVICE void fetch_rows(u8* raw, const Work& w, int row_bytes, int chunk) {
 
 // Asynchronous copies of the activations of one step: int8, scales and sums. Past the row's end nothing is copied.
 // `source`: where each column's row begins, in int8. The 32 bytes of span s of column c lie at place s ^ (c & 3), so that
-// neighbouring columns meet different banks.
+// neighbouring columns meet different banks. All sources are read before the first copy: a copy behind a read waits for it.
 DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int columns) {
+    enum { QS = BN * 8 / THREADS, AT_ONCE = THREADS / 8, DS = BN * 4 / THREADS, AT_ONCE_D = THREADS / 4 };
     const u32* source = (const u32*)(shared + AT_SOURCE);
     u8* inputs = shared + AT_INPUTS + (step & 1) * FETCHED;
-    const int piece = 16 * (threadIdx.x & 7), first = threadIdx.x >> 3;
+    const int piece = 16 * (threadIdx.x & 7), first = threadIdx.x >> 3, s = threadIdx.x & 3, own = threadIdx.x >> 2;
+    u32 begin[QS], begin_d[DS];
+#pragma unroll
+    for (int i = 0; i < QS; i++) begin[i] = source[first + i * AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < DS; i++) begin_d[i] = source[own + i * AT_ONCE_D] / 32;
     if (STEP * step + piece < a.cols) {
         const u8* from = a.q + STEP * step + piece;
         u8* to = inputs + first * STEP + (piece ^ (first & 3) << 5);
 #pragma unroll
-        for (int i = 0; i < BN * 8 / THREADS; i++)
-            if (MODE == DENSE || first + i * (THREADS / 8) < columns)
-                copy16(to + i * (THREADS / 8) * STEP, from + source[first + i * (THREADS / 8)]);
+        for (int i = 0; i < QS; i++)
+            if (MODE == DENSE || first + i * AT_ONCE < columns) copy16(to + i * AT_ONCE * STEP, from + begin[i]);
     }
-    const int s = threadIdx.x & 3, own = threadIdx.x >> 2;
     if (STEP * step + 32 * s < a.cols) {
         const float* from = a.d + 4 * step + s;
         float* to = (float*)(inputs + INPUTS) + s * LINE_D + own;
 #pragma unroll
-        for (int i = 0; i < (BN * 4 + THREADS - 1) / THREADS; i++)
-            if (own + i * (THREADS / 4) < (MODE == DENSE ? (int)BN : columns))
-                copy4(to + i * (THREADS / 4), from + source[own + i * (THREADS / 4)] / 32);
+        for (int i = 0; i < DS; i++)
+            if (MODE == DENSE || own + i * AT_ONCE_D < columns) copy4(to + i * AT_ONCE_D, from + begin_d[i]);
     }
     if (F::OFFSET) {
         const int g = threadIdx.x % GROUPS, c = threadIdx.x / GROUPS;
@@ -241,15 +245,16 @@ struct Span {
     }
 };
 
-// One step: every group of its spans, in order. eights: of columns that the warp has. The matrix steps of a unit (a group,
+// One step: every group of its spans, in order. EIGHTS: of columns that the warp has. The matrix steps of a unit (a group,
 // eight columns) are under way while the sums of the unit before are added.
-DEVICE void multiply_step(float (&acc)[MT][NT][4], const u8* shared, int step, int spans, int eights, int wm, int wn) {
+template <int EIGHTS>
+DEVICE void multiply_step(float (&acc)[MT][NT][4], const u8* shared, int step, int spans, int wm, int wn) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const u8* unpacked = shared + AT_UNPACKED + (step & 1) * UNPACKED;
     const u8* inputs = shared + AT_INPUTS + (step & 1) * FETCHED;
     const u8* codes = unpacked + MT * wm * (16 * STEP) + lane * 16;
     const float* scales = (const float*)(unpacked + CODES) + MT * wm * 16 + 2 * g;
-    const int first = 8 * eights * wn;
+    const int first = 8 * EIGHTS * wn;
 #pragma unroll 1
     for (int s = 0; s < (F::BLOCK < 256 ? spans : 4); s++) {
         Span span;
@@ -271,29 +276,38 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const u8* shared, int step, i
                 span.lift[k][i] = make_float2(scale.x * -MAGIC, scale.y * -MAGIC);
                 if (F::OFFSET) span.offset[k][i] = *(const float2*)(line + GROUPS * LINE);
             }
-        Column column[NT + 1];
-        int c[NT * PER_SPAN + 1][MT][4];
+        Column column[EIGHTS];
+        int c[EIGHTS * PER_SPAN][MT][4];
         span.read(column[0], 0);
         span.multiply(c[0], column[0], 0);
-        if (NT > 1) span.read(column[1], 1);
+        if (EIGHTS > 1) span.read(column[1 % EIGHTS], 1);
 #pragma unroll
-        for (int j = 0; j < NT; j++) {
-#pragma unroll
-            for (int k = 0; k < PER_SPAN; k++) {
-                const int unit = j * PER_SPAN + k;
-                if (k + 1 < PER_SPAN) {
-                    span.multiply(c[unit + 1], column[j], k + 1);
-                } else if (j + 1 < NT && (MODE == DENSE || j + 1 < eights)) {
-                    span.multiply(c[unit + 1], column[j + 1], 0);
-                    if (j + 2 < NT) span.read(column[j + 2], j + 2);
-                }
-#pragma unroll
-                for (int i = 0; i < MT; i++) span.add(acc[i][j], c[unit][i], column[j], k, i);
+        for (int unit = 0; unit < EIGHTS * PER_SPAN; unit++) {
+            const int j = unit / PER_SPAN, next = unit + 1, next_j = next / PER_SPAN;
+            if (next < EIGHTS * PER_SPAN) {
+                span.multiply(c[next], column[next_j], next % PER_SPAN);
+                if (next % PER_SPAN == 0 && next_j + 1 < EIGHTS) span.read(column[next_j + 1], next_j + 1);
             }
-            if (MODE != DENSE && j + 1 >= eights) break;
+#pragma unroll
+            for (int i = 0; i < MT; i++) span.add(acc[i][j], c[unit][i], column[j], unit % PER_SPAN, i);
         }
     }
 }
+
+// The same for any number of eights up to EIGHTS.
+template <int EIGHTS>
+struct Steps {
+    DEVICE static void multiply(float (&acc)[MT][NT][4], const u8* shared, int step, int spans, int eights, int wm, int wn) {
+        if (eights == EIGHTS) multiply_step<EIGHTS>(acc, shared, step, spans, wm, wn);
+        else Steps<EIGHTS - 1>::multiply(acc, shared, step, spans, eights, wm, wn);
+    }
+};
+template <>
+struct Steps<1> {
+    DEVICE static void multiply(float (&acc)[MT][NT][4], const u8* shared, int step, int spans, int, int wm, int wn) {
+        multiply_step<1>(acc, shared, step, spans, wm, wn);
+    }
+};
 
 DEVICE void store_tile(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, int eights, int wm, int wn) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -388,7 +402,10 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
         }
         copies_commit();
         if (unpacks_first && next < steps) unpack_step(shared, low, high, next, spans_of(next), grid);
-        if (busy) multiply_step(acc, shared, step, spans_of(step), eights, wm, wn);
+        if (busy) {
+            if (MODE == DENSE) multiply_step<NT>(acc, shared, step, spans_of(step), wm, wn);
+            else Steps<NT>::multiply(acc, shared, step, spans_of(step), eights, wm, wn);
+        }
         if (!unpacks_first && next < steps) unpack_step(shared, low, high, next, spans_of(next), grid);
         copies_wait<0>();
         __syncthreads();
