@@ -1,10 +1,13 @@
 """Decode windows of several sequences on a card, without the serve loop: tokens per second of all rows together.
 
     python -m strata.bench.windows_cuda --pack model.gguf [--rows 1 2 4 8] [--depth 0] [--steps 256] [--json FILE]
+        [--launches 1 8] [--check 24]
 
 Every sequence reads a prompt of its own and then feeds itself: a window is started before the ids of the one before
 are read, as the engine does. A run is `--steps` windows after some to warm up; the host's share is what it does
-between two waits.
+between two waits. First of all `--check` windows are run with and without overlapping launches: ids and last logits
+must be the same bits. `--launches`: for windows of so many rows, what each kernel
+adds to their time (window_launches.py).
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from strata.bench.report import Record, Report, pack_facts, show
+from strata.bench.report import Check, Record, Report, pack_facts, show
+from strata.bench.window_launches import ADVANCES, Launches, microseconds
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.model import Rows
 from strata.engine.model.resident import AUTO_CHUNKS, WINDOW_ROWS, Resident
@@ -26,6 +30,8 @@ from strata.engine.pack import open_pack
 from strata.kernels.ops import Sampling
 
 WARM_STEPS = 16
+CHECKED_DEPTH = 300
+"""Tokens before the windows that are compared: past a page and an index block."""
 TARGET = {(8, 0): "P3"}
 """(rows, depth) -> name in the list of targets."""
 
@@ -71,6 +77,58 @@ class Decode:
         seconds = time.perf_counter() - begun
         return seconds, seconds - waited
 
+    def ids(self, steps: int) -> list[list[int]]:
+        """The ids of so many windows."""
+        found = [self.ticket.wait()]
+        for _ in range(steps - 1):
+            self._reserve()
+            self.ticket = self.resident.windows.step(self.ticket, self.position)
+            self._advance()
+            found.append(self.ticket.wait())
+        return found
+
+
+def launches_of(resident: Resident, decode: Decode) -> Launches:
+    """What a window of these sequences launches."""
+    found = Launches.of(lambda: resident.windows.compute(decode.ticket.layout))
+    resident.device.driver.synchronize()
+    return found
+
+
+def check(resident: Resident, n: int, steps: int) -> Check:
+    """Windows of n sequences give the same bits with overlapping launches, and without."""
+    launches = launches_of(resident, Decode(resident, n, CHECKED_DEPTH))
+    found = []
+    for overlap in (True, False):
+        launches.overlap(overlap)
+        resident.windows.forget_graphs()
+        decode = Decode(resident, n, CHECKED_DEPTH)
+        ids = decode.ids(steps)
+        found.append((ids, resident.device.read(decode.ticket.logits).tobytes()))
+    launches.overlap(True)
+    resident.windows.forget_graphs()
+    differ = [i for i in range(steps) if found[0][0][i] != found[1][0][i]]
+    same = not differ and found[0][1] == found[1][1]
+    detail = f"{steps} windows" if same else f"ids differ at windows {differ[:4]}, or the last logits do"
+    return Check(name=f"windows of {n}: overlapping launches give the bits of launches in turn", ok=same, detail=detail)
+
+
+def shares(resident: Resident, n: int) -> list[Record]:
+    """What each kernel adds to a window of n sequences, and the window with launches in turn."""
+    launches, driver = launches_of(resident, Decode(resident, n, CHECKED_DEPTH)), resident.device.driver
+    whole = microseconds(driver, launches)
+    launches.overlap(False)
+    records = [
+        Record.of(f"window of {n}, {len(launches)} launches", "us", [whole]),
+        Record.of(f"window of {n}, launches in turn", "us", [microseconds(driver, launches)]),
+    ]
+    launches.overlap(True)
+    found = {label: whole - microseconds(driver, launches, {label}) for label in launches.counts() if label != ADVANCES}
+    for label, us in sorted(found.items(), key=lambda item: -item[1]):
+        count = launches.counts()[label]
+        records.append(Record.of(f"window of {n}: {label}, {count} launches, {us / count:.2f} each", "us", [us]))
+    return records
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -79,17 +137,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--depth", type=int, nargs="*", default=[0], help="tokens that each has read before (0)")
     parser.add_argument("--steps", type=int, default=256, help="windows of a run (256)")
     parser.add_argument("--runs", type=int, default=3, help="runs of each case (3)")
+    parser.add_argument("--check", type=int, default=24, help="windows that are compared first (24)")
+    parser.add_argument("--launches", type=int, nargs="*", default=[], help="rows of windows to take apart")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     args = parser.parse_args(argv)
     console = Console()
     if not 1 <= min(args.rows) <= max(args.rows) <= WINDOW_ROWS:
         console.print(f"--rows: 1 to {WINDOW_ROWS}")
         return 2
-    pack, most = open_pack(args.pack), max(args.depth) + WARM_STEPS + args.runs * args.steps + 8
+    pack, most = open_pack(args.pack), max(*args.depth, CHECKED_DEPTH) + WARM_STEPS + args.runs * args.steps + 8
     device = CudaDevice()
     chunks = [n for n in AUTO_CHUNKS if n <= max(32, *args.depth)]
     resident = Resident(pack, device, max_context=most, n_slots=max(args.rows), chunks=chunks)
     records: list[Record] = []
+    checks = [check(resident, n, args.check) for n in args.rows if args.check]
     for depth in args.depth:
         for n in args.rows:
             decode = Decode(resident, n, depth)
@@ -99,12 +160,16 @@ def main(argv: list[str] | None = None) -> int:
             rates = [n * args.steps / seconds for seconds, _ in runs]
             records.append(Record.of(name, "tok/s", rates, TARGET.get((n, depth), "")))
             records.append(Record.of(f"{name}, host", "us a window", [host / args.steps * 1e6 for _, host in runs]))
+    for n in args.launches:
+        records += shares(resident, n)
     flags = {"card": device.name, "steps": args.steps}
-    report = Report(tool="windows_cuda", records=records, flags=flags, pack=pack_facts(args.pack))
+    report = Report(tool="windows_cuda", records=records, checks=checks, flags=flags, pack=pack_facts(args.pack))
     show(report, console)
+    for each in checks:
+        console.print(f"{'ok' if each.ok else 'DIFFERS'}: {each.name} ({each.detail})")
     if args.json:
         report.write(args.json)
-    return 0
+    return 0 if all(each.ok for each in checks) else 1
 
 
 if __name__ == "__main__":

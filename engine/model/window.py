@@ -147,6 +147,10 @@ class Windows:
         """Layouts that have been captured."""
         return len(self._graphs)
 
+    def forget_graphs(self) -> None:
+        """Capture every layout again when it is next used. No window may be under way."""
+        self._graphs.clear()
+
     def layout(self, rows: Rows, wanted: int, recent: int = 0) -> Layout:
         """The layout of these rows, with the tightest bound that there are graphs for."""
         budget, last = self._model.spec.index_budget, int(rows.positions.max())

@@ -70,20 +70,22 @@ def _packing(argument: Any) -> tuple[str, Callable[[Any], Any]]:
 
 
 class Kernel:
-    """One kernel. `function`: CuPy's. Not for several threads at a time: a launch is packed into one buffer.
+    """One kernel. `function`: CuPy's; `overlapping`: whether its launches may begin before their predecessors end. Not
+    for several threads at a time: a launch is packed into one buffer.
 
     A call takes arrays (their addresses are passed), None (a null pointer), NumPy scalars of the kernel's own types,
     and NumPy structs (arrays without dimensions) by value, each time of the same kinds.
     """
 
     def __init__(self, function: Any, name: str, stream: Callable[[], int], overlapping: bool) -> None:
+        self.name = name
+        self.overlapping = overlapping
         self._function = function
         self._handle = int(function.kernel.ptr)
-        self._name = name
         self._stream = stream
         self._shared = 0
         self._attribute = ctypes.create_string_buffer(_ATTRIBUTE.pack(_SERIALIZATION, 1))
-        self._attributes = ctypes.addressof(self._attribute), int(overlapping)
+        self._attributes = ctypes.addressof(self._attribute)
         self._config = ctypes.create_string_buffer(_CONFIG.size)
         self._arguments: _Arguments | None = None
         self._launch = _driver().cuLaunchKernelEx
@@ -97,11 +99,12 @@ class Kernel:
             self._function.max_dynamic_shared_size_bytes = shared_mem
             self._shared = shared_mem
         sizes = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
-        _CONFIG.pack_into(self._config, 0, *sizes[0], *sizes[1], shared_mem, self._stream(), *self._attributes)
+        attributes = self._attributes, self.overlapping
+        _CONFIG.pack_into(self._config, 0, *sizes[0], *sizes[1], shared_mem, self._stream(), *attributes)
         pointers = self._arguments.packed(args)
         status = self._launch(ctypes.addressof(self._config), self._handle, pointers, None)
         if status:
-            raise DeviceError(f"{self._name} {grid} x {block}, {shared_mem} bytes shared: {_error_name(status)}")
+            raise DeviceError(f"{self.name} {grid} x {block}, {shared_mem} bytes shared: {_error_name(status)}")
 
 
 class _Arguments:

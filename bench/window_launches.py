@@ -1,0 +1,106 @@
+"""The launches of a window, one by one: what each kernel adds to a window's time, with overlapping launches or without.
+
+    launches = Launches.of(lambda: windows.compute(layout))
+    launches.overlap(False)                      # from now on, also where the engine captures them again
+    launches.queue(without={"route_window"})     # inside a capture: all the others
+
+A kernel's share is the time of the window less that of the window without it. Kernels overlap, so the shares of all do
+not add up to the window: each says what the window would gain if that kernel cost nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from strata.engine.device.driver import Driver
+from strata.kernels.cuda.kernel import Kernel
+
+REPLAYS = 11
+ADVANCES = "window_next"
+"""The kernel that moves a window on: left out of replays, which stay at their position."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    kernel: Kernel
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    shared: int
+
+    @property
+    def label(self) -> str:
+        """The kernel, and the rows and columns of a product."""
+        struct = self.arguments[0] if self.arguments else None
+        if not isinstance(struct, np.ndarray) or "matrix" not in (struct.dtype.names or ()):
+            return self.kernel.name
+        rows = "+".join(str(n) for n in struct["matrix"]["rows"].tolist() if n)
+        experts = (
+            f" of {int(struct['used'])} experts" if "used" in (struct.dtype.names or ()) and struct["used"] else ""
+        )
+        return f"{self.kernel.name} {rows} x {int(struct['cols'])}{experts}"
+
+
+class Launches:
+    """In the order in which they were queued."""
+
+    def __init__(self, launches: list[Launch]) -> None:
+        self._all = launches
+
+    @classmethod
+    def of(cls, work: Callable[[], Any]) -> Launches:
+        """Do the work and write down what it launches."""
+        found: list[Launch] = []
+        real = Kernel.__call__
+
+        def call(kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_mem: int = 0) -> None:
+            kept = tuple(a.copy() if isinstance(a, np.ndarray) else a for a in args)
+            found.append(Launch(kernel, grid, block, kept, shared_mem))
+            real(kernel, grid, block, args, shared_mem)
+
+        with mock.patch.object(Kernel, "__call__", call):
+            work()
+        return cls(found)
+
+    def __iter__(self) -> Iterator[Launch]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def counts(self) -> dict[str, int]:
+        """Launches of each label, in the order of the first."""
+        return dict(collections.Counter(launch.label for launch in self._all))
+
+    def overlap(self, on: bool) -> None:
+        """Whether these kernels may begin before their predecessors end."""
+        for launch in self._all:
+            launch.kernel.overlapping = on
+
+    def queue(self, without: Collection[str]) -> None:
+        """Queue them again, those with other labels."""
+        for launch in self._all:
+            if launch.label not in without:
+                launch.kernel(launch.grid, launch.block, launch.arguments, launch.shared)
+
+
+def microseconds(driver: Driver, launches: Launches, without: Collection[str] = ()) -> float:
+    """Median time of a replay of the launches as a graph."""
+    import cupy
+
+    graph = driver.capture(lambda: launches.queue({ADVANCES, *without}))
+    times = []
+    for _ in range(REPLAYS):
+        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+        begin.record()
+        graph.launch()
+        end.record()
+        end.synchronize()
+        times.append(cupy.cuda.get_elapsed_time(begin, end) * 1e3)
+    return float(np.median(times))
