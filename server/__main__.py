@@ -25,7 +25,7 @@ from .chat.errors import TemplateError, VocabularyError
 from .chat.template import Chat
 from .chat.vocabulary import Vocabulary
 from .process import Launch
-from .settings import Flags, Settings, SettingsError, api_keys, number, pack_of, patience, switch
+from .settings import Flags, Settings, SettingsError, api_keys, number, pack_of, patience, rules, slots_asked, switch
 
 log = logging.getLogger("strata")
 
@@ -153,8 +153,8 @@ def settings_of(flags: Flags, environment: Mapping[str, str]) -> Settings:
         lazy_load=flags.lazy or bool(config and config.lazy_load),
         idle_unload_s=idle_unload_s,
         wait_for_engine=bool(config and config.wait_for_engine),
-        max_queue=config.max_queue if config else 0,
-        parallel=(config.parallel if config else None) or 1,
+        rules=rules(environment, config),
+        parallel=slots_asked(launch.command),
         backlog=max(int(number(environment, "STRATA_HTTP_BACKLOG", 256)), 5),
         max_body_bytes=int(number(environment, "STRATA_MAX_BODY_MIB", 256) * 1024 * 1024),
         request_lines=switch(environment, "STRATA_REQUEST_LINES", True),
@@ -195,6 +195,8 @@ def _launch(flags: Flags, config: Config | None, environment: Mapping[str, str])
         command = [sys.executable, "-m", "strata.server.mock_engine", "--tokenizer", str(tokenizer)]
         if flags.script is not None:
             command += ["--script", str(flags.script)]
+        if config is not None and config.parallel is not None and config.parallel > 1:
+            command += ["--batch", str(config.parallel)]
         return Launch(command, env=dict(environment)), tokenizer
     assert config is not None
     try:
@@ -273,9 +275,8 @@ def configure_logging(environment: Mapping[str, str]) -> None:
     logging.basicConfig(
         format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S", level=logging.INFO, stream=sys.stderr
     )
-    logging.getLogger("strata.trace").setLevel(
-        logging.DEBUG if switch(environment, "STRATA_DEBUG", False) else logging.WARNING
-    )
+    for name, variable in (("strata.trace", "STRATA_DEBUG"), ("strata.scheduler", "STRATA_BATCH_TRACE")):
+        logging.getLogger(name).setLevel(logging.DEBUG if switch(environment, variable, False) else logging.WARNING)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from .settings import Settings
 from .state import STATE, State
 
 _CONNECTIONS_END_S = 5.0
+TURN_WORD = "<|im_start|>"  # where a turn begins, and the engine keeps a checkpoint of a conversation
 
 _NOT_YET = (
     ("POST", "/v1/messages"),
@@ -39,7 +40,8 @@ _NOT_YET = (
 def build_app(settings: Settings, chat: Chat) -> web.Application:
     app = web.Application(middlewares=middlewares(settings), client_max_size=settings.max_body_bytes)
     metrics = Metrics()
-    state = app[STATE] = State(settings, chat, metrics, Service(settings, metrics))
+    turn_token = chat.vocabulary.special.get(TURN_WORD)
+    state = app[STATE] = State(settings, chat, metrics, Service(settings, metrics, turn_token))
     metrics.registry.register(LiveCollector(state.service))
     router = app.router
     router.add_post("/v1/chat/completions", openai.chat_completions)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from strata.protocol.lines import Done, Progress, Resume, SamplingKeys, Token, rate
 
 from .chat.events import Content, Event, Finish, Looped, Reasoning, Stopped, ToolArgs, ToolEnd, ToolStart
+from .effects import Failed
 from .errors import Refused
 from .request import Plan
-from .scheduler import Failed
 from .service import Service
 
 TAIL_CHARS = 600

@@ -20,7 +20,6 @@ from typing import Protocol
 from strata.protocol.lines import (
     Command,
     Err,
-    Gen,
     Info,
     Output,
     ProtocolError,
@@ -50,6 +49,7 @@ class Patience:
     ready_s: float = 900.0  # 0: for ever
     silence_s: float = 300.0  # 0: for ever
     stall_s: float = 90.0  # 0: not watched
+    slot_stop_s: float = 600.0
     close_s: float = 20.0
     start_tries: int = 3
     retry_s: float = 15.0
@@ -71,7 +71,7 @@ class EngineLink:
         self._before_load = before_load
         self._process: EngineProcess | None = None
         self._life: asyncio.Task[None] | None = None
-        self._silence = SilenceClock(patience.silence_s)
+        self._silence = self._new_silence()
         self._is_ready = False
         self._stuck = ""
 
@@ -89,8 +89,7 @@ class EngineLink:
             return  # it has just ended; `on_ended` tells everybody
         line = encode(command)
         trace.debug("> %.200s", line)
-        if isinstance(command, Gen):
-            self._silence.sent(len(command.ids), time.monotonic())
+        self._silence.sent(command, time.monotonic())
         self._process.write_line(line)
 
     async def close(self) -> None:
@@ -106,6 +105,9 @@ class EngineLink:
             finally:
                 self._process = None
                 process.release()
+
+    def _new_silence(self) -> SilenceClock:
+        return SilenceClock(self._patience.silence_s, slot_stop_s=self._patience.slot_stop_s)
 
     def kill_now(self) -> None:
         if self._process is not None:
@@ -124,7 +126,7 @@ class EngineLink:
         process = self._process
         assert process is not None
         self._is_ready = True
-        self._silence = SilenceClock(self._patience.silence_s)
+        self._silence = self._new_silence()
         self._listener.on_started(info, ready)
         reason = await self._until_its_end(process)
         log.error("engine: %s", reason)
@@ -222,9 +224,9 @@ class EngineLink:
         while True:
             await asyncio.sleep(period)
             now = time.monotonic()
-            deadline = self._silence.deadline
-            if deadline is not None and now > deadline:
-                return f"the engine said nothing for {self._silence.allowance_s:.0f} s and was ended"
+            complaint = self._silence.complaint(now)
+            if complaint is not None:
+                return f"{complaint} and was ended"
             usage = process.usage() if self._silence.since is not None and self._patience.stall_s else None
             if usage is None:
                 mark = None

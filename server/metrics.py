@@ -18,7 +18,9 @@ from prometheus_client.registry import Collector
 
 from strata.protocol.lines import Done, rate
 
-from .scheduler import Failed, Job, Phase
+from .effects import Failed
+from .job import Job, Phase, State
+from .slots import Slot, Use
 
 if TYPE_CHECKING:
     from .service import Service
@@ -29,6 +31,7 @@ HISTORY_EVERY_S = 5.0
 _HISTORY = 180
 _BUCKETS = tuple(round(scale * 10.0**power, 3) for power in range(-3, 3) for scale in (1, 2.5, 5)) + (1000, 2560)
 _STATES = ("unloaded", "idle", "reading", "generating")
+_SLOT_STATES = ("idle", "reading", "decoding")
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +93,7 @@ class Metrics:
         self._success = Counter(
             "vllm:request_success", "Finished requests.", ["finished_reason"], registry=self.registry
         )
+        self._gave_way = self._counter("vllm:num_preemptions", "Reads that gave way to a shorter prompt.")
         self._prompt_s = self._counter("strata:totals_prompt_seconds", "Time spent reading prompts.")
         self._decode_s = self._counter("strata:totals_decode_seconds", "Time spent generating.")
         self._first = self._histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.")
@@ -108,8 +112,9 @@ class Metrics:
         self.last_request_at = time.time()
         done = end if isinstance(end, Done) else None
         record = _record(job, done, "cancel" if end is None or job.gone else "error", now - job.arrived)
-        if not job.sent:
+        if job.sent is None:
             return record  # it never reached the engine
+        self._gave_way.inc(job.n_yields)
         self.records.append(record)
         self.totals.add(record)
         self._prompt.inc(record.prompt_total)
@@ -157,32 +162,52 @@ def _record(job: Job, done: Done | None, without_done: str, duration_s: float) -
 
 
 def live(service: Service) -> dict[str, Any]:
-    """What is happening now."""
-    scheduler = service.scheduler
-    job, now = scheduler.open, scheduler.clock()
+    """What is happening now. The fields of one request are those of the first: on the solo path, else read, else in
+    a slot for longest."""
+    scheduler, totals = service.scheduler, service.metrics.totals
+    running, now = scheduler.running, scheduler.clock()
+    job, waiting = service.first_job, len(scheduler.waiting)
     state = "unloaded" if not service.is_loaded else "idle"
-    if job is not None:
-        state = "generating" if job.phase is Phase.DECODING else "reading"
-    totals = service.metrics.totals
+    if running:
+        state = "generating" if any(other.phase is Phase.DECODING for other in running) else "reading"
     return {
         "state": state,
-        "queued": len(scheduler.waiting),
+        "queued": waiting,
         "phase": str(job.phase) if job else "idle",
         "prompt_tokens": len(job.prompt) if job else 0,
         "prompt_read": job.n_read if job else 0,
         "prompt_total": len(job.prompt) if job else 0,
         "generated": job.n_generated if job else 0,
         "max_tokens": job.max_new if job else 0,
-        "elapsed_s": round(now - job.sent, 3) if job else 0.0,
-        "tok_s": round(job.tok_s(now), 2) if job else 0.0,
+        "elapsed_s": _elapsed_s(job, now) if job else 0.0,
+        "tok_s": round(sum(other.tok_s(now) for other in running), 2),
         "tok_s_mean": round(rate(totals.output_tokens, totals.decode_ms), 2),
         "prefill_tok_s_mean": round(rate(totals.prompt_tokens - totals.reused, totals.prompt_ms), 2),
-        "parallel": max(service.info.whole("batch_slots"), 0),
-        "running": int(job is not None),
-        "waiting": len(scheduler.waiting),
-        "outside_slots": int(job is not None),
-        "slots": [],
+        "parallel": len(scheduler.slots),
+        "running": len(running),
+        "waiting": waiting,
+        "outside_slots": sum(other.state in (State.SOLO, State.ADMITTING) for other in running),
+        "slots": [_slot(slot, now) for slot in scheduler.slots.slots],
     }
+
+
+def _slot(slot: Slot, now: float) -> dict[str, Any]:
+    """One slot. A reserved one keeps what was read of a request that waits."""
+    job = slot.job
+    if job is None or slot.use is Use.RESERVED:
+        return {"slot": slot.index, "state": "idle", "held_tokens": len(slot.held)}
+    return {
+        "slot": slot.index,
+        "state": "reading" if job.is_reading else "decoding",
+        "prompt_tokens": len(job.prompt),
+        "generated": job.n_generated,
+        "elapsed_s": _elapsed_s(job, now),
+        "tok_s": round(job.tok_s(now), 2),
+    }
+
+
+def _elapsed_s(job: Job, now: float) -> float:
+    return round(now - (now if job.sent is None else job.sent), 3)
 
 
 def sample(service: Service) -> None:
@@ -207,11 +232,16 @@ class LiveCollector(Collector):
         for state in _STATES:
             states.add_metric([state], float(state == now["state"]))
         yield states
+        slots = GaugeMetricFamily("strata:live_slots", "Slots of the engine in each state.", labels=["state"])
+        for state in _SLOT_STATES:
+            slots.add_metric([state], float(sum(slot["state"] == state for slot in now["slots"])))
+        yield slots
         yield GaugeMetricFamily("strata:live_tok_s", "Tokens per second over the last two seconds.", value=now["tok_s"])
         done = self._service.metrics.last_done
         if done is not None and done.hit_rate is not None:
             yield GaugeMetricFamily("strata:last_hit_rate", "Experts served from VRAM.", value=done.hit_rate)
 
     def _context_share(self) -> float:
-        job, context = self._service.scheduler.open, self._service.context
-        return (job.n_read + job.n_generated) / context if job and context else 0.0
+        scheduler, context = self._service.scheduler, self._service.context
+        used = sum(job.n_read + job.n_generated for job in scheduler.running)
+        return used / (context * max(len(scheduler.slots), 1)) if context else 0.0

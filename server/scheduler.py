@@ -1,37 +1,52 @@
-"""Who talks to the engine: the queue, one request at a time, and what an engine's end means for each request.
+"""Who talks to the engine: the queue, the solo path, the slots, and what an engine's end means for each request.
 
 Pure state: every method takes one thing that happened and returns the effects it wants, in order; service.py carries
 them out. Nothing here waits, writes or reads a clock other than the one it is given.
 
-States   WAITING -> READING -> DECODING -> ENDED. A request that leaves while it reads or decodes is stopped and stays
-         `open`, unheard, until the engine's DONE: only then is the engine free, and no token can reach the next one
-Order    first come, first served. One request is open at a time; slots become further open requests beside it
+States   job.State, drawn in docs/scheduling.md. A request that leaves while it reads or decodes is stopped and keeps
+         its place, unheard, until the engine says that it is over: no token can reach the next one
+Lines    one request at a time holds the control lines: it alone sends GEN, BGEN, STOP and BYIELD, and every line
+         without a slot number is its. They are free while somebody waits for a slot
+Solo     a request alone; with company it moves to a slot, and comes back when it is left alone (at most twice)
 Errors   Refused (429, 503) from `arrive`; a request that fails later gets a Failed event
 """
 
 from __future__ import annotations
 
 import enum
-from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from strata.protocol.lines import (
+    Admitted,
+    BGen,
+    BGenI,
+    BStop,
+    BYield,
     Command,
     Done,
     Err,
     Gen,
+    GenI,
+    Info,
     Output,
     Progress,
+    Ready,
     Resume,
     Reused,
-    SamplingKeys,
+    SlotDone,
+    SlotToken,
     Stop,
     Token,
+    Yielded,
 )
 
+from .effects import Deliver, Effect, Ended, Event, Failed, Note, Send, Settle, StartEngine
 from .errors import Refused, status_of_err
+from .job import Job, State
+from .slots import SlotTable, Use
+from .turns import MOST_RETURNS, Rules, gives_way_to, in_order, may_give_way
 
 DEATHS_ALLOWED = 3
 DEATH_WINDOW_S = 60.0
@@ -40,15 +55,7 @@ DEATH_WINDOW_S = 60.0
 # that it meets the new engine instead of the dying one.
 SETTLE_S = 1.0
 
-_RATE_WINDOW_S, _RATE_LEAST_S = 2.0, 0.25
-_TIMES_KEPT = 1024
-
-
-class Phase(enum.StrEnum):
-    WAITING = "waiting"
-    READING = "reading"
-    DECODING = "decoding"
-    ENDED = "ended"
+LEAST_LEFT = 32  # tokens: for fewer, going back to the solo path costs more than it brings
 
 
 class Engine(enum.StrEnum):
@@ -58,122 +65,101 @@ class Engine(enum.StrEnum):
     REFUSING = "refusing"  # died too often: only a load starts it again
 
 
-@dataclass(slots=True, eq=False)
-class Job:
-    """One request as the engine sees it. Times are seconds of the scheduler's clock."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the started engine said about itself."""
 
-    prompt: array[int]
-    max_new: int
-    keys: SamplingKeys
-    arrived: float = 0.0
-    sent: float = 0.0
-    phase: Phase = Phase.WAITING
-    n_read: int = 0  # prompt tokens in the state, reused ones included
-    n_reused: int = 0
-    n_generated: int = 0
-    token_times: deque[float] = field(default_factory=lambda: deque(maxlen=_TIMES_KEPT))
-    stopping: bool = False  # a STOP was sent, or is not possible: tokens that still come belong to nobody
-    gone: bool = False  # nobody listens any more
+    can_stop: bool = True
+    n_slots: int = 0  # 0: one request at a time
+    n_groups: int = 1
+    keeps_slots: bool = False  # an ended slot holds its conversation and can be taken back to the solo path
+    chunk: int = 0  # prompt tokens per chunk, 0: not said
 
-    def tok_s(self, now: float) -> float:
-        """Tokens per second over the last two seconds."""
-        recent = [at for at in self.token_times if at >= now - _RATE_WINDOW_S]
-        return len(recent) / max(now - recent[0], _RATE_LEAST_S) if recent else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The end of a request that did not get its DONE."""
-
-    status: int
-    message: str
-
-
-Event = Resume | Progress | Reused | Token | Done | Failed
-
-
-@dataclass(frozen=True, slots=True)
-class StartEngine:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    command: Command
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """Call `settled` after `seconds`."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Deliver:
-    job: Job
-    event: Event
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The job left the scheduler; always its last effect. `end` is None when it never reached the engine."""
-
-    job: Job
-    end: Done | Failed | None
-
-
-Effect = StartEngine | Send | Settle | Deliver | Ended
+    @classmethod
+    def of(cls, info: Info, ready: Ready) -> Facts:
+        n_slots = info.whole("batch_slots")
+        return cls(
+            can_stop="stop" in ready.capabilities,
+            n_slots=n_slots if n_slots > 1 else 0,
+            n_groups=info.whole("batch_groups", 1),
+            keeps_slots=info.whole("slot_cache") == 1,
+            chunk=max(info.whole("prefill_chunk"), 0),
+        )
 
 
 @dataclass(slots=True)
 class Scheduler:
     clock: Callable[[], float]
-    max_queue: int = 0
+    rules: Rules = field(default_factory=Rules)
+    turn_token: int | None = None
     engine: Engine = Engine.DOWN
     reason: str = ""  # why the engine is not up, when that is known
-    can_stop: bool = True
-    waiting: deque[Job] = field(default_factory=deque)
-    open: Job | None = None
+    facts: Facts = field(default_factory=Facts)
+    slots: SlotTable = field(default_factory=SlotTable)
+    waiting: list[Job] = field(default_factory=list)  # in the order of arrival
+    holder: Job | None = None  # of the control lines
     unsettled: bool = False
+    _arrivals: int = 0
+    _favoured: int = 0  # length of the read that has just given way: the lines go to whom it made room for
     _deaths: deque[float] = field(default_factory=deque)
+
+    # --- what can be seen
+
+    @property
+    def running(self) -> list[Job]:
+        """Every request that the engine works on."""
+        in_slots = [slot.job for slot in self.slots.slots if slot.use is Use.BUSY and slot.job is not None]
+        return [*([self.holder] if self.holder and self.holder not in in_slots else []), *in_slots]
 
     @property
     def is_idle(self) -> bool:
-        return self.open is None and not self.waiting
+        return not self.waiting and not self.running
+
+    # --- requests
 
     def arrive(self, job: Job) -> list[Effect]:
         """A request wants the engine. Raises Refused when the queue is full or the engine is not started any more."""
         if self.engine is Engine.REFUSING:
             raise Refused(503, self.reason)
-        if self.max_queue and len(self.waiting) >= self.max_queue:
-            n_waiting = len(self.waiting)
-            raise Refused(429, f"{n_waiting} requests already wait and max_queue is {self.max_queue}; try again later")
-        job.arrived = self.clock()
+        limit, n_waiting = self.rules.max_queue, sum(not other.has_run for other in self.waiting)
+        if limit and n_waiting >= limit:
+            raise Refused(429, f"{n_waiting} requests already wait and max_queue is {limit}; try again later")
+        self._arrivals += 1
+        job.number, job.arrived = self._arrivals, self.clock()
         self.waiting.append(job)
         return self._advance()
 
     def leave(self, job: Job) -> list[Effect]:
         """The client of `job` is gone: it hears nothing any more, and the engine is freed for the next one."""
         job.gone = True
-        if job.phase is Phase.WAITING:
-            self.waiting.remove(job)
-            return self._end(job, None)
         return self.stop(job)
 
     def stop(self, job: Job) -> list[Effect]:
-        """No further token of `job` is wanted, its DONE still is."""
-        if job is not self.open or job.stopping:
+        """No further token of `job` is wanted, its end still is."""
+        if job.is_ending:
             return []
-        job.stopping = True
-        return [Send(Stop())] if self.can_stop else []
+        job.is_ending = True
+        match job.state:
+            case State.WAITING:
+                self.waiting.remove(job)
+                end = job.end("cancel") if job.sent is not None else None
+                return self._finish(job, end) + self._advance()
+            case State.SOLO | State.ADMITTING:
+                return self._send_stop(job)
+            case State.SLOT:
+                return self._send_slot_stop(job)
+            case State.RETURNING | State.ENDED:
+                return []
+
+    # --- the engine's life
 
     def starting(self) -> None:
         """A start that no request asked for: at the server's start, or by a load."""
         self.engine = Engine.STARTING
 
-    def started(self, can_stop: bool) -> list[Effect]:
-        self.engine, self.reason, self.can_stop, self.unsettled = Engine.UP, "", can_stop, False
+    def started(self, facts: Facts) -> list[Effect]:
+        self.engine, self.reason, self.facts, self.unsettled = Engine.UP, "", facts, False
+        self.slots = SlotTable(facts.n_slots, facts.n_groups, facts.keeps_slots, self.turn_token)
         return self._advance()
 
     def start_failed(self, reason: str) -> list[Effect]:
@@ -182,16 +168,19 @@ class Scheduler:
         return self._fail_waiting(reason)
 
     def ended(self, reason: str) -> list[Effect]:
-        """The engine died: the open request fails, the waiting ones are served by the next engine."""
+        """The engine died: what it worked on fails; who only waits and has said nothing is served by the next one."""
         self.engine, self.reason, self.unsettled = Engine.DOWN, reason, False
         self._deaths.append(self.clock())
         while self._deaths[0] < self.clock() - DEATH_WINDOW_S:
             self._deaths.popleft()
-        effects: list[Effect] = []
         looping = len(self._deaths) >= DEATHS_ALLOWED
-        if self.open is not None:
-            advice = "" if looping else "; the next request starts it again"
-            effects += self._finish(self.open, Failed(503, f"{reason}{advice}"))
+        lost = Failed(503, reason if looping else f"{reason}; the next request starts it again")
+        spoken = [job for job in self.waiting if job.output]
+        self.waiting = [job for job in self.waiting if not job.output]
+        effects = [effect for job in [*self.running, *spoken] for effect in self._finish(job, lost)]
+        self.slots, self.facts, self._favoured = SlotTable(), Facts(), 0
+        for job in self.waiting:
+            job.forget_legs()
         if looping:
             self.engine = Engine.REFUSING
             self.reason = (
@@ -203,7 +192,7 @@ class Scheduler:
 
     def closed(self) -> None:
         """The engine was ended on purpose, with nothing open."""
-        self.engine, self.reason = Engine.DOWN, ""
+        self.engine, self.reason, self.slots, self.facts = Engine.DOWN, "", SlotTable(), Facts()
 
     def forgive(self) -> None:
         """A person asked for a load: earlier deaths no longer count."""
@@ -216,72 +205,277 @@ class Scheduler:
         return self._advance()
 
     def shut_down(self, reason: str) -> list[Effect]:
-        """The server ends: everybody is told, and nothing is sent any more but the STOP of the open request."""
+        """The server ends: everybody is told, and nothing is sent any more but a STOP; slots end with the engine."""
         effects = self._fail_waiting(reason)
-        job = self.open
-        if job is not None:
-            effects += self.stop(job) + self._finish(job, Failed(503, reason))
+        if self.holder is not None and self.holder.state is not State.RETURNING:
+            effects += self._send_stop(self.holder)
+        for job in self.running:
+            effects += self._finish(job, Failed(503, reason))
         self.engine, self.reason = Engine.REFUSING, reason
         return effects
 
+    # --- lines of the engine; one that belongs to nobody is of no interest
+
     def line(self, output: Output) -> list[Effect]:
-        """A line of the engine. Lines that belong to no open request are of no interest here."""
-        job = self.open
-        if job is None:
+        job = self.holder
+        match output:
+            case SlotToken(slot=index, id=token):
+                return self._slot_token(self.slots.job_in(index), token)
+            case SlotDone(slot=index):
+                return self._slot_done(self.slots.job_in(index), output)
+            case Err(text=text):
+                return self._error(job, text, output.is_fatal)
+        if job is None or job.state is State.RETURNING:
             return []
+        leg = job.leg
         match output:
             case Resume(reused=reused):
-                job.n_reused = job.n_read = reused
+                leg.has_begun, leg.n_read, leg.n_reused = True, reused, reused
+                if job.has_run:
+                    return self._advance()
+                job.n_reused = reused
+                return self._deliver(job, output) + self._advance()
             case Progress(position=position):
-                job.n_read = position
+                leg.n_read = position
+                shown = job.shown(output)
+                return (self._deliver(job, shown) if shown else []) + self._advance()
             case Reused():
-                job.n_read = len(job.prompt)
-                job.phase = Phase.DECODING
-            case Token():
-                job.phase = Phase.DECODING
-                job.n_generated += 1
-                job.token_times.append(self.clock())
-                if job.stopping:
-                    return []
+                return self._is_read(job, output)
+            case Token(id=token):
+                leg.is_read, leg.n_tokens = True, leg.n_tokens + 1
+                return self._token(job, token) + self._advance()
+            case Yielded(tokens=tokens):
+                leg.n_yielded = tokens if leg.asked and not leg.is_read else None
             case Done():
-                self._deaths.clear()
-                return self._finish(job, output) + self._advance()
-            case Err(text=text):
-                status = status_of_err(text)
-                effects = self._finish(job, Failed(status, f"the engine answered: {text}"))
-                if status == 503 and not output.is_fatal:
-                    self.unsettled = True
-                    return [*effects, Settle(SETTLE_S)]
-                return effects + self._advance()
-            case _:
-                return []
-        return self._deliver(job, output)
+                return self._done(job, output)
+            case Admitted(slot=index, goes_on=goes_on) if index == job.slot and leg.done is not None:
+                return self._admitted(job, leg.done, goes_on)
+        return []
+
+    def _is_read(self, job: Job, output: Reused) -> list[Effect]:
+        leg = job.leg
+        leg.is_read, leg.n_read = True, len(leg.ids)
+        effects: list[Effect] = [] if job.output else self._deliver(job, output)
+        if leg.asked:
+            effects.append(Note(job, "the read did not give way"))
+        if job.state is State.SOLO:
+            self.slots.free(job)
+        return effects + self._advance()
+
+    def _token(self, job: Job, token: int) -> list[Effect]:
+        job.output.append(token)
+        job.token_times.append(self.clock())
+        return [] if job.is_ending else self._deliver(job, Token(token))
+
+    def _done(self, job: Job, done: Done) -> list[Effect]:
+        if job.state is State.ADMITTING:
+            job.leg.done = done
+            return []
+        job.add_done(done)
+        if job.leg.n_yielded is not None:
+            return self._gave_way(job)
+        self.slots.free(job)
+        if done.finish == "cancel" and job.leg.stop_sent and not job.is_ending:
+            return self._place(job)
+        return self._finish(job, job.end(done.finish)) + self._advance()
+
+    def _admitted(self, job: Job, done: Done, goes_on: bool) -> list[Effect]:
+        assert job.slot is not None
+        job.add_done(done)
+        if goes_on:
+            job.state, job.slot_stopped, self.holder = State.SLOT, False, None
+            self.slots.take(job.slot, job, Use.BUSY)
+            return (self._send_slot_stop(job) if job.is_ending else []) + self._advance()
+        if job.leg.n_yielded is not None:
+            return self._gave_way(job)
+        end: Done | Failed = job.end(done.finish)
+        if done.finish == "length" and job.n_left > 0 and not job.is_ending:
+            end = Failed(503, f"the engine could not go on in slot {job.slot}; send the request again")
+        return self._finish(job, end) + self._advance()
+
+    def _gave_way(self, job: Job) -> list[Effect]:
+        """The part that was read waits in the request's slot, and so does the request, behind whom it made room for."""
+        assert job.leg.n_yielded is not None
+        n = job.leg.n_yielded
+        self.slots.keeps_part(job, job.leg.ids[:n])
+        if job.is_ending:
+            return self._finish(job, job.end("cancel")) + self._advance()
+        job.n_yields += 1
+        job.state, self.holder = State.WAITING, None
+        self.waiting.append(job)
+        self.waiting.sort(key=lambda other: other.number)
+        self._favoured = len(job.leg.ids)
+        return [
+            Note(job, f"gave way at {n} of {len(job.leg.ids)} tokens; slot {job.slot} keeps them"),
+            *self._advance(),
+        ]
+
+    def _slot_token(self, job: Job | None, token: int) -> list[Effect]:
+        if job is None:
+            return []
+        effects = self._token(job, token)
+        if self._may_return(job):
+            job.state, self.holder = State.RETURNING, job
+            job.n_returns += 1
+            effects += [Note(job, f"left alone, goes back from slot {job.slot}"), *self._send_slot_stop(job)]
+        return effects
+
+    def _may_return(self, job: Job) -> bool:
+        return (
+            job.state is State.SLOT
+            and not job.is_ending
+            and self.rules.returns_to_solo
+            and self.facts.keeps_slots
+            and job.pictures is None
+            and job.n_returns < MOST_RETURNS
+            and job.n_left >= LEAST_LEFT
+            and self.slots.n_busy == 1
+            and not self.waiting
+            and self.holder is None
+            and not self.unsettled
+        )
+
+    def _slot_done(self, job: Job | None, done: SlotDone) -> list[Effect]:
+        if job is None:
+            return []
+        index = job.slot
+        job.add_stay(done)
+        self.slots.left_by(job, is_usable=done.finish != "error")
+        if done.finish == "error":
+            return self._finish(job, Failed(503, f"the engine gave the request up in slot {index}")) + self._advance()
+        if done.finish == "cancel" and job.state is State.RETURNING and not job.is_ending:
+            return self._place(job)
+        return self._finish(job, job.end(done.finish)) + self._advance()
+
+    def _error(self, job: Job | None, text: str, is_fatal: bool) -> list[Effect]:
+        """No DONE follows an ERR: the request it answers is over. Without one it is an engine about to end."""
+        status = status_of_err(text)
+        effects: list[Effect] = []
+        if job is not None and job.state is not State.RETURNING:
+            effects = self._finish(job, Failed(status, f"the engine answered: {text}"))
+        if status == 503 and not is_fatal:
+            self.unsettled = True
+            return [*effects, Settle(SETTLE_S)]
+        return effects + self._advance()
+
+    # --- decisions
 
     def _advance(self) -> list[Effect]:
-        """Send the next request, or start the engine that it needs."""
-        if self.open is not None or not self.waiting or self.unsettled:
+        """What can be done now: for who holds the lines, or else by giving them to the next one."""
+        if not self.waiting or self.unsettled:
             return []
         if self.engine is Engine.DOWN:
             self.engine = Engine.STARTING
             return [StartEngine()]
         if self.engine is not Engine.UP:
             return []
-        job = self.open = self.waiting.popleft()
-        job.phase, job.sent = Phase.READING, self.clock()
-        return [Send(Gen(job.max_new, job.prompt, job.keys))]
+        if self.holder is not None:
+            return self._make_room(self.holder)
+        job = self._next()
+        if job is None:
+            return []  # everybody waits for a slot
+        self.waiting.remove(job)
+        return self._place(job)
+
+    def _next(self) -> Job | None:
+        """Who gets the lines: of those that could go on now, first whom a read has made room for."""
+        if not self.facts.n_slots:
+            return self.waiting[0]
+        has_free = self.slots.n_free > 0
+        able = [job for job in in_order(self.waiting, self.rules, self.clock()) if has_free or job.slot is not None]
+        for_whom = [job for job in able if gives_way_to(self._favoured, job)]
+        self._favoured = 0
+        return next(iter(for_whom or able), None)
+
+    def _place(self, job: Job) -> list[Effect]:
+        """The next leg of a request that has the lines: solo when it is alone, else in its slot or the best one."""
+        leg = job.next_leg()
+        job.sent = self.clock() if job.sent is None else job.sent
+        self.holder = job
+        if not self.facts.n_slots or (self.slots.n_busy == 0 and not self.waiting and job.n_left > 1):
+            self.slots.free(job)
+            job.state = State.SOLO
+            job.went("solo")
+            return [Send(self._command(job, None))]
+        effects: list[Effect] = []
+        if job.slot is None:
+            choice = self.slots.choose(leg.ids)
+            assert choice is not None, "the lines are given only to who can go on"
+            effects.append(Note(job, f"goes to slot {choice.slot.index}: {choice.why}"))
+            job.slot = choice.slot.index
+        self.slots.take(job.slot, job, Use.ADMITTING)
+        job.state = State.ADMITTING
+        job.went(f"slot {job.slot}")
+        return [*effects, Send(self._command(job, job.slot))]
+
+    def _make_room(self, job: Job) -> list[Effect]:
+        """Somebody waits: a long read gives way to a short one, a request that decodes alone moves to a slot."""
+        leg = job.leg
+        if job.is_ending or leg.stop_sent or not self.facts.n_slots:
+            return []
+        if job.is_reading:
+            return self._ask(job) if leg.has_begun else []
+        if job.state is State.SOLO and leg.n_tokens and job.n_left:
+            note = Note(job, f"moves to a slot after {len(job.output)} tokens: {len(self.waiting)} wait")
+            return [note, *self._send_stop(job)] if self.facts.can_stop else []
+        return []
+
+    def _ask(self, job: Job) -> list[Effect]:
+        """Ask a read to give way, when that lets somebody in who waits with a prompt under half as long."""
+        leg = job.leg
+        if not may_give_way(job) or len(leg.ids) - leg.n_read <= self.facts.chunk:
+            return []
+        n_free = self.slots.n_free - (job.slot is None)  # one more keeps the part that a solo request has read
+        if n_free < 0 or not any(
+            gives_way_to(len(leg.ids), other) and (n_free or other.slot is not None) for other in self.waiting
+        ):
+            return []
+        if job.slot is None:
+            choice = self.slots.choose(leg.ids)
+            assert choice is not None, "one is free"
+            self.slots.take(choice.slot.index, job, Use.RESERVED)
+        assert job.slot is not None
+        leg.asked = True
+        note = Note(
+            job, f"is asked to give way at {leg.n_read} of {len(leg.ids)} tokens; slot {job.slot} would keep them"
+        )
+        return [note, Send(BYield(job.slot))]
+
+    # --- effects
+
+    def _command(self, job: Job, slot: int | None) -> Command:
+        ids, n, keys = job.leg.ids, job.n_left, job.keys
+        if job.pictures is None:
+            return Gen(n, ids, keys) if slot is None else BGen(slot, n, ids, keys)
+        return GenI(n, job.pictures, ids, keys) if slot is None else BGenI(slot, n, job.pictures, ids, keys)
+
+    def _send_stop(self, job: Job) -> list[Effect]:
+        """Once a leg, and not when its DONE has come."""
+        if job.leg.stop_sent or job.leg.done is not None or not self.facts.can_stop:
+            return []
+        job.leg.stop_sent = True
+        return [Send(Stop())]
+
+    def _send_slot_stop(self, job: Job) -> list[Effect]:
+        if job.slot_stopped or job.slot is None:
+            return []
+        job.slot_stopped = True
+        return [Send(BStop(job.slot))]
 
     def _deliver(self, job: Job, event: Event) -> list[Effect]:
         return [] if job.gone else [Deliver(job, event)]
 
-    def _finish(self, job: Job, end: Done | Failed) -> list[Effect]:
-        return self._deliver(job, end) + self._end(job, end)
+    def _finish(self, job: Job, end: Done | Failed | None) -> list[Effect]:
+        """The request is over: it hears so, and its slot and the lines are free."""
+        if isinstance(end, Done):
+            self._deaths.clear()
+        self.slots.free(job)
+        if job is self.holder:
+            self.holder = None
+        job.state = State.ENDED
+        heard = self._deliver(job, end) if end is not None else []
+        return [*heard, Ended(job, end)]
 
     def _fail_waiting(self, reason: str) -> list[Effect]:
-        jobs, self.waiting = self.waiting, deque()
+        jobs, self.waiting = self.waiting, []
         return [effect for job in jobs for effect in self._finish(job, Failed(503, reason))]
-
-    def _end(self, job: Job, end: Done | Failed | None) -> list[Effect]:
-        job.phase = Phase.ENDED
-        if job is self.open:
-            self.open = None
-        return [Ended(job, end)]

@@ -15,28 +15,18 @@ from array import array
 
 from strata.protocol.lines import Done, Info, Output, Ready, SamplingKeys, Token, rate
 
+from .effects import Deliver, Effect, Ended, Event, Failed, Note, Send, Settle, StartEngine
 from .errors import Refused
+from .job import Job, State
 from .link import EngineLink
 from .metrics import Metrics, Record
 from .process import EngineError
-from .scheduler import (
-    Deliver,
-    Effect,
-    Ended,
-    Engine,
-    Event,
-    Failed,
-    Job,
-    Phase,
-    Scheduler,
-    Send,
-    Settle,
-    StartEngine,
-)
+from .scheduler import Engine, Facts, Scheduler
 from .settings import Settings
 
 log = logging.getLogger("strata.service")
 requests = logging.getLogger("strata.request")
+decisions = logging.getLogger("strata.scheduler")
 
 SHUTTING_DOWN = "the server is shutting down"
 LOADING = "the model is loading; try again in a moment"
@@ -49,7 +39,7 @@ class Ticket:
         self.job = job
         self.tail = ""  # the end of the answer so far, for /status
         self.tool = ""  # the tool call being written
-        self._events: asyncio.Queue[Event] = asyncio.Queue()  # at most max_new tokens and the lines of one read
+        self._events: asyncio.Queue[Event] = asyncio.Queue()  # at most max_new tokens and the lines of its reads
 
     def put(self, event: Event) -> None:
         self._events.put_nowait(event)
@@ -66,10 +56,10 @@ class Ticket:
 
 
 class Service:
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, turn_token: int | None = None) -> None:
         self.settings = settings
         self.metrics = metrics
-        self.scheduler = Scheduler(time.monotonic, settings.max_queue)
+        self.scheduler = Scheduler(time.monotonic, settings.rules, turn_token)
         self.info = Info({})
         self.context: int | None = None  # of the last READY; stays known while the engine is down
         self.engine_started_at: float | None = None
@@ -115,8 +105,8 @@ class Service:
 
     def leave(self, ticket: Ticket) -> None:
         """The holder is done with it, in whatever state: a waiting request is forgotten, a running one stopped."""
-        if ticket.job.phase is not Phase.ENDED:
-            log.info("request: the client left while %s", ticket.job.phase)
+        if ticket.job.state is not State.ENDED:
+            log.info("request %d: the client left while %s", ticket.job.number, ticket.job.phase)
             self._apply(self.scheduler.leave(ticket.job))
 
     def stop(self, ticket: Ticket) -> None:
@@ -124,9 +114,14 @@ class Service:
         self._apply(self.scheduler.stop(ticket.job))
 
     @property
-    def open_ticket(self) -> Ticket | None:
-        """Of the request that the engine works on."""
-        return None if self.scheduler.open is None else self._tickets.get(self.scheduler.open)
+    def first_job(self) -> Job | None:
+        """The request on the solo path or being read, else the oldest one in a slot."""
+        oldest = min(self.scheduler.running, key=lambda job: job.number, default=None)
+        return self.scheduler.holder or oldest
+
+    @property
+    def first_ticket(self) -> Ticket | None:
+        return None if self.first_job is None else self._tickets.get(self.first_job)
 
     # --- the engine's life
 
@@ -187,9 +182,14 @@ class Service:
         self.info, self.context, self.engine_started_at = info, ready.max_context, time.time()
         facts = Info({name: value for name, value in info.values.items() if value not in (0, -1, "0", "")})
         log.info("engine: ready, context %d; %s", ready.max_context, facts.line().removeprefix("INFO "))
-        if info.whole("batch_slots") < 2:
+        engine = Facts.of(info, ready)
+        if engine.n_slots:
+            log.info(
+                "engine: %d slots in %d groups (%d asked)", engine.n_slots, engine.n_groups, self.settings.parallel
+            )
+        else:
             log.info("engine: requests are served one at a time (%d slots asked)", self.settings.parallel)
-        self._apply(self.scheduler.started("stop" in ready.capabilities))
+        self._apply(self.scheduler.started(engine))
         self._wake(None)
         self._arm_idle_timer()
 
@@ -220,10 +220,12 @@ class Service:
                         self.metrics.token(job)
                 case Ended(job, end):
                     del self._tickets[job]
-                    self._log_request(self.metrics.ended(job, end, self.scheduler.clock()), end)
+                    self._log_request(job, self.metrics.ended(job, end, self.scheduler.clock()), end)
                     self._arm_idle_timer()
+                case Note(job, text):
+                    decisions.debug("request %d: %s", job.number, text)
 
-    def _log_request(self, record: Record, end: Done | Failed | None) -> None:
+    def _log_request(self, job: Job, record: Record, end: Done | Failed | None) -> None:
         if not self.settings.request_lines:
             return
         read_tok_s = rate(record.prompt_read, record.prompt_ms)
@@ -238,10 +240,13 @@ class Service:
             parts.append(f"drafts {record.drafts_accepted} of {record.drafts_offered}")
         if record.hit_rate is not None:
             parts.append(f"experts in VRAM {record.hit_rate:.1%}, over PCIe {record.pcie_share or 0.0:.1%}")
-        parts.append(f"solo, {record.duration_s:.2f} s")
+        parts.append(" > ".join(job.path) or "never sent")
+        if job.n_yields:
+            parts.append(f"gave way {job.n_yields} times")
+        parts.append(f"{record.duration_s:.2f} s")
         if isinstance(end, Failed):
             parts.append(end.message)
-        requests.info("%s", ", ".join(parts))
+        requests.info("request %d: %s", job.number, ", ".join(parts))
 
     def _settled(self) -> None:
         self._apply(self.scheduler.settled())

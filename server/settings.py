@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from strata.protocol.config import Config, Sampling
+from strata.protocol.config import BATCH_OPTIONS, Config, Sampling
 
 from .link import Patience
 from .process import Launch
+from .turns import Rules
 
 
 class SettingsError(Exception):
@@ -37,7 +38,7 @@ class Settings:
     lazy_load: bool = False
     idle_unload_s: float = 0.0
     wait_for_engine: bool = False
-    max_queue: int = 0
+    rules: Rules = field(default_factory=Rules)
     parallel: int = 1  # slots asked for
     backlog: int = 256
     max_body_bytes: int = 256 * 1024 * 1024
@@ -91,6 +92,21 @@ def patience(environment: Mapping[str, str], config: Config | None) -> Patience:
     )
 
 
+def rules(environment: Mapping[str, str], config: Config | None) -> Rules:
+    return Rules(
+        max_queue=config.max_queue if config else 0,
+        returns_to_solo=switch(environment, "STRATA_PARALLEL_SOLO", True),
+        short_first=int(number(environment, "STRATA_ADMIT_SHORT_FIRST", 0.0)),
+        short_after_s=number(environment, "STRATA_ADMIT_MAX_WAIT_S", 30.0),
+    )
+
+
+def slots_asked(command: list[str]) -> int:
+    """The slots that an engine's command line asks for; the last option counts."""
+    value = option_value(command, *BATCH_OPTIONS) or ""
+    return max(int(value), 1) if value.isascii() and value.isdigit() and len(value) < 10 else 1
+
+
 def number(environment: Mapping[str, str], name: str, default: float, least: float = 0.0) -> float:
     text = environment.get(name, "").strip()
     if not text:
@@ -117,10 +133,15 @@ def switch(environment: Mapping[str, str], name: str, default: bool) -> bool:
 
 def pack_of(args: list[str], cwd: Path) -> Path | None:
     """The pack that the engine's options name; the last one counts."""
-    pack = None
-    for i, arg in enumerate(args):
-        if arg == "--pack" and i + 1 < len(args):
-            pack = args[i + 1]
-        elif arg.startswith("--pack="):
-            pack = arg.removeprefix("--pack=")
+    pack = option_value(args, "--pack")
     return None if pack is None else Path(os.path.normpath(cwd / pack))
+
+
+def option_value(args: list[str], *names: str) -> str | None:
+    """The value of an option in either spelling, `--name value` or `--name=value`; the last one counts."""
+    found = None
+    for i, arg in enumerate(args):
+        name, equals, value = arg.partition("=")
+        if name in names:
+            found = value if equals else next(iter(args[i + 1 : i + 2]), found)
+    return found

@@ -15,7 +15,8 @@ from strata.protocol.version import VERSION
 from strata.server.errors import Refused
 from strata.server.generation import timings
 from strata.server.metrics import SHOWN_RECORDS, live
-from strata.server.scheduler import Engine, Phase
+from strata.server.scheduler import Engine
+from strata.server.slots import Use
 from strata.server.state import STATE, State
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -60,7 +61,7 @@ async def status(request: web.Request) -> web.Response:
     """What the request in the engine is doing."""
     state = request.app[STATE]
     now = live(state.service)
-    ticket = state.service.open_ticket
+    ticket = state.service.first_ticket
     return json_answer(
         {
             "busy": now["running"] > 0,
@@ -80,31 +81,31 @@ async def status(request: web.Request) -> web.Response:
 async def service_status(request: web.Request) -> web.Response:
     state = request.app[STATE]
     settings, service, metrics = state.settings, state.service, state.metrics
-    slots = service.info.whole("batch_slots")
+    scheduler = service.scheduler
     return json_answer(
         {
             "service": "strata",
             "version": VERSION,
             "model": settings.model,
             "loaded": service.is_loaded,
-            "auto_load": service.scheduler.engine is not Engine.REFUSING,
+            "auto_load": scheduler.engine is not Engine.REFUSING,
             "structured_output": False,
             "engine": {
-                "state": str(service.scheduler.engine),
+                "state": str(scheduler.engine),
                 "version": service.info.text("engine"),
                 "pid": service.engine_pid,
-                "reason": service.scheduler.reason,
+                "reason": scheduler.reason,
             },
             "started": round(state.started_at, 3),
             "uptime_s": round(time.time() - state.started_at, 3),
             "cache_max_tokens": state.context,
             "context": state.context,
-            "concurrency": {"serving": max(slots, 1), "requested": settings.parallel},
+            "concurrency": {"serving": max(len(scheduler.slots), 1), "requested": settings.parallel},
             "dialects": ["openai"],
             "vision": False,
             "activity": {
                 "requests": metrics.totals.requests,
-                "in_flight": int(service.scheduler.open is not None) + len(service.scheduler.waiting),
+                "in_flight": len(scheduler.running) + len(scheduler.waiting),
                 "last_request_at": metrics.last_request_at,
             },
             "last_timings": timings(metrics.last_done) if metrics.last_done else None,
@@ -138,17 +139,23 @@ async def metrics(request: web.Request) -> web.Response:
 
 
 async def slots(request: web.Request) -> web.Response:
+    """One entry for each slot; one in all where requests are served one at a time."""
     state = request.app[STATE]
     if not state.service.is_loaded:
         return json_answer([])
-    job = state.service.scheduler.open
-    entry = {
-        "id": 0,
-        "n_ctx": state.context,
-        "is_processing": job is not None and job.phase in (Phase.READING, Phase.DECODING),
-        "n_prompt_tokens": len(job.prompt) if job else 0,
-    }
-    return json_answer([entry])
+    scheduler = state.service.scheduler
+    jobs = [slot.job if slot.use in (Use.ADMITTING, Use.BUSY) else None for slot in scheduler.slots.slots]
+    return json_answer(
+        [
+            {
+                "id": i,
+                "n_ctx": state.context,
+                "is_processing": job is not None,
+                "n_prompt_tokens": len(job.prompt) if job else 0,
+            }
+            for i, job in enumerate(jobs or [scheduler.holder])
+        ]
+    )
 
 
 async def props(request: web.Request) -> web.Response:
@@ -164,7 +171,7 @@ async def props(request: web.Request) -> web.Response:
     return json_answer(
         {
             "default_generation_settings": {"n_ctx": state.context, "params": params},
-            "total_slots": max(state.service.info.whole("batch_slots"), 1),
+            "total_slots": max(len(scheduler.slots), 1),
             "model_alias": settings.model,
             "model_path": str(settings.pack or ""),
             "chat_template": template,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -21,6 +22,13 @@ from strata.server.chat.vocabulary import Vocabulary
 from strata.server.link import Patience
 from strata.server.process import Launch
 from strata.server.settings import Settings
+
+_SPEC = importlib.util.spec_from_file_location(
+    "strata_test_scheduling", Path(__file__).with_name("scheduling_world.py")
+)
+assert _SPEC and _SPEC.loader
+sys.modules[_SPEC.name] = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(sys.modules[_SPEC.name])
 
 HELLO = [{"role": "user", "content": "Hello"}]
 EVENTUALLY_S = 20.0

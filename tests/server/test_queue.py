@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from strata.server.chat.output import OutputParser
+from strata.server.turns import Rules
 
 
 async def frames(response: aiohttp.ClientResponse) -> list[str]:
@@ -66,7 +67,7 @@ async def test_requests_are_answered_in_the_order_they_came(serve, eventually):
         for i, word in enumerate(words):
             tasks.append(asyncio.create_task(ask(word)))
             await eventually(lambda i=i: len(harness.service.scheduler.waiting) == i)
-            await eventually(lambda: harness.service.scheduler.open)
+            await eventually(lambda: harness.service.scheduler.holder)
         harness.open_gate("go")
         await asyncio.gather(*tasks)
         assert order == words
@@ -127,7 +128,7 @@ async def test_heartbeats_while_nothing_happens(serve, waiting, eventually):
     async with serve([reply], settings={"heartbeat_s": 0.05}) as harness:
         first = asyncio.create_task(harness.text()) if waiting else None
         if waiting:
-            await eventually(lambda: harness.service.scheduler.open)
+            await eventually(lambda: harness.service.scheduler.holder)
         async with harness.chat(stream=True) as r:
             seen = await until(r, ": keep-alive\n\n: keep-alive\n\n: keep-alive")
             assert seen.index('"role"') < seen.index("keep-alive")
@@ -142,7 +143,7 @@ async def test_a_client_that_leaves_while_it_waits_is_never_sent(serve, eventual
     reply = {"match": r"say (\w+)", "steps": [{"text": "\\1"}, {"gate": "go"}]}
     async with serve([reply]) as harness:
         first = asyncio.create_task(harness.text([{"role": "user", "content": "say one"}]))
-        await eventually(lambda: harness.service.scheduler.open)
+        await eventually(lambda: harness.service.scheduler.holder)
         async with harness.chat([{"role": "user", "content": "say two"}], stream=True) as gone:
             await until(gone, "assistant")
             gone.close()
@@ -161,7 +162,7 @@ async def test_a_client_that_leaves_frees_the_engine_and_the_next_text_is_clean(
         endless["reading"] = [{"delay_ms": 20000}]
     async with serve([endless, {"steps": [{"text": "clean"}]}]) as harness:
         gone = asyncio.create_task(harness.text(stream=streamed))
-        await eventually(lambda: (job := harness.service.scheduler.open) and job.phase == state)
+        await eventually(lambda: (job := harness.service.scheduler.holder) and job.phase == state)
         waiting = asyncio.create_task(harness.text(chat_template_kwargs={"enable_thinking": False}))
         await eventually(lambda: harness.service.scheduler.waiting)
         gone.cancel()
@@ -243,11 +244,11 @@ async def test_an_engine_that_keeps_dying_is_left_alone_until_a_load(serve):
 
 async def test_a_full_queue_is_a_429(serve, eventually):
     reply = {"before": [{"gate": "go"}], "steps": [{"text": "x"}]}
-    async with serve([reply], settings={"max_queue": 1}) as harness:
+    async with serve([reply], settings={"rules": Rules(max_queue=1)}) as harness:
         tasks = []
         for n_waiting in (0, 1):
             tasks.append(asyncio.create_task(harness.text()))
-            await eventually(lambda: harness.service.scheduler.open)
+            await eventually(lambda: harness.service.scheduler.holder)
             await eventually(lambda n=n_waiting: len(harness.service.scheduler.waiting) == n)
         async with harness.chat(stream=True) as response:
             assert response.status == 429 and (await response.json())["error"]["type"] == "rate_limit_error"

@@ -128,7 +128,7 @@ async def test_a_killed_engine_ends_the_stream_with_an_error_and_serves_who_wait
     received = aiter(stream)
     await anext(received)
     waiting = asyncio.create_task(real.pieces())
-    await eventually(lambda: real.service.scheduler.waiting and real.service.scheduler.open.n_generated)
+    await eventually(lambda: real.service.scheduler.waiting and real.service.scheduler.holder.n_generated)
     os.kill(real.service.engine_pid, signal.SIGKILL)
     with pytest.raises(openai.APIError, match="SIGKILL"):
         async for _ in received:

@@ -1,76 +1,20 @@
-"""The queue as pure state: orders, ends, and what an engine's death means, with and without an engine that obeys."""
+"""The queue as pure state, with an engine that has no slots: orders, ends, and what an engine's death means."""
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strata_test_scheduling import World, done
 
-from strata.protocol.lines import Done, Err, Gen, Progress, Resume, Reused, SamplingKeys, Stop, Token
+from strata.protocol.lines import Done, Err, Gen, Progress, Resume, Reused, Stop, Token
+from strata.server.effects import Failed
 from strata.server.errors import Refused
-from strata.server.scheduler import (
-    Deliver,
-    Effect,
-    Ended,
-    Engine,
-    Failed,
-    Job,
-    Phase,
-    Scheduler,
-    Send,
-    Settle,
-    StartEngine,
-)
-
-
-@dataclass
-class World:
-    """The scheduler with its effects sorted by kind, and a clock that stands still."""
-
-    now: float = 0.0
-    scheduler: Scheduler = field(init=False)
-    sent: list[object] = field(default_factory=list)
-    heard: dict[Job, list[object]] = field(default_factory=dict)
-    ends: dict[Job, list[object]] = field(default_factory=dict)
-    starts: int = 0
-    settles: int = 0
-
-    def __post_init__(self) -> None:
-        self.scheduler = Scheduler(lambda: self.now)
-
-    def apply(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Send(command):
-                    self.sent.append(command)
-                case Deliver(job, event):
-                    self.heard.setdefault(job, []).append(event)
-                case Ended(job, end):
-                    self.ends.setdefault(job, []).append(end)
-                case StartEngine():
-                    self.starts += 1
-                case Settle():
-                    self.settles += 1
-
-    def arrive(self, first_id: int = 1, n: int = 3) -> Job:
-        job = Job(array("i", [first_id] * n), 10, SamplingKeys())
-        self.apply(self.scheduler.arrive(job))
-        return job
-
-    def line(self, *outputs: object) -> None:
-        for output in outputs:
-            self.apply(self.scheduler.line(output))
-
-    def up(self) -> World:
-        self.apply(self.scheduler.started(True))
-        return self
-
-
-def done(generated: int = 1, finish: str = "stop") -> Done:
-    return Done(generated, 3, 1.0, 1.0, finish)
+from strata.server.job import Phase
+from strata.server.scheduler import Engine, Facts
+from strata.server.turns import Rules
 
 
 def test_one_request_is_one_gen_and_nothing_else():
@@ -96,7 +40,7 @@ def test_a_waiting_request_that_leaves_is_never_sent():
     world.apply(world.scheduler.leave(second))
     world.line(done())
     assert [command.ids[0] for command in world.sent] == [1, 3]
-    assert world.ends[second] == [None] and third is world.scheduler.open and first.phase is Phase.ENDED
+    assert world.ends[second] == [None] and third is world.scheduler.holder and first.phase is Phase.ENDED
 
 
 @pytest.mark.parametrize("lines", [[], [Resume(0)], [Resume(0), Reused(0), Token(5)]])
@@ -106,10 +50,10 @@ def test_tokens_of_a_gone_request_never_reach_the_next_one(lines):
     world.line(*lines)
     heard_before = list(world.heard.get(gone, []))
     world.apply(world.scheduler.leave(gone))
-    assert world.sent[-1] == Stop() and world.scheduler.open is gone
+    assert world.sent[-1] == Stop() and world.scheduler.holder is gone
     world.line(Resume(0), Reused(0), Token(8), Token(9), done(2, "cancel"))
     assert world.heard.get(gone, []) == heard_before and waiting not in world.heard
-    assert world.scheduler.open is waiting and world.sent[-1].ids[0] == 2
+    assert world.scheduler.holder is waiting and world.sent[-1].ids[0] == 2
 
 
 def test_leaving_twice_sends_one_stop():
@@ -122,11 +66,11 @@ def test_leaving_twice_sends_one_stop():
 
 def test_an_engine_without_stop_runs_out_a_request_whose_client_is_gone():
     world = World()
-    world.apply(world.scheduler.started(False))
+    world.apply(world.scheduler.started(Facts(can_stop=False)))
     job, waiting = world.arrive(1), world.arrive(2)
     world.apply(world.scheduler.leave(job))
     world.line(Token(5), Token(6), done(2, "length"))
-    assert Stop() not in world.sent and job not in world.heard and world.scheduler.open is waiting
+    assert Stop() not in world.sent and job not in world.heard and world.scheduler.holder is waiting
 
 
 def test_after_a_stop_string_the_figures_still_arrive_and_the_tokens_do_not():
@@ -142,18 +86,18 @@ def test_a_refusal_ends_the_request_without_waiting_for_a_done():
     world = World().up()
     job, waiting = world.arrive(1), world.arrive(2)
     world.line(Err("prompt (3 tokens) + max_new (10) exceeds the context (12)"))
-    assert world.ends[job][0].status == 400 and world.scheduler.open is waiting
+    assert world.ends[job][0].status == 400 and world.scheduler.holder is waiting
 
 
 def test_a_request_is_not_sent_to_an_engine_whose_error_may_be_its_last_word():
     world = World().up()
     job, waiting = world.arrive(1), world.arrive(2)
     world.line(Err("cuda: an illegal memory access"))
-    assert world.ends[job][0].status == 503 and world.scheduler.open is None and world.settles == 1
+    assert world.ends[job][0].status == 503 and world.scheduler.holder is None and world.settles == 1
     world.apply(world.scheduler.ended("the engine ended: cuda"))
     assert waiting.phase is Phase.WAITING and world.starts == 1
     world.up()
-    assert world.scheduler.open is waiting
+    assert world.scheduler.holder is waiting
 
 
 def test_a_request_is_sent_when_the_engine_lives_on_after_an_error():
@@ -162,7 +106,7 @@ def test_a_request_is_sent_when_the_engine_lives_on_after_an_error():
     waiting = world.arrive(2)
     world.line(Err("the disk is full"))
     world.apply(world.scheduler.settled())
-    assert world.scheduler.open is waiting
+    assert world.scheduler.holder is waiting
 
 
 def test_a_death_fails_the_open_request_and_serves_the_waiting_ones_with_the_next_engine():
@@ -243,8 +187,7 @@ def test_a_failed_start_tells_everybody_who_waited_and_the_next_request_tries_ag
 
 
 def test_a_full_queue_refuses_and_names_the_limit():
-    world = World().up()
-    world.scheduler.max_queue = 2
+    world = World(Rules(max_queue=2)).up()
     jobs = [world.arrive() for _ in range(3)]  # one runs, two wait
     with pytest.raises(Refused) as refused:
         world.arrive()
@@ -311,7 +254,7 @@ def test_whatever_happens_every_request_ends_once_and_hears_only_its_own_tokens(
         elif action == "die" and scheduler.engine is Engine.UP:
             engine.script = []
             world.apply(scheduler.ended("died"))
-        elif action == "err" and scheduler.engine is Engine.UP and scheduler.open is not None:
+        elif action == "err" and scheduler.engine is Engine.UP and scheduler.holder is not None:
             engine.script = []
             world.line(Err("bad request: ids" if which % 2 else "the disk is full"))
         elif action == "settle":
@@ -320,7 +263,7 @@ def test_whatever_happens_every_request_ends_once_and_hears_only_its_own_tokens(
             world.up()
         for command in world.sent[n_sent:]:
             engine.take(command)
-        assert scheduler.open not in scheduler.waiting
+        assert scheduler.holder not in scheduler.waiting
 
     for action, which in actions:
         step(action, which)

@@ -50,7 +50,7 @@ async def test_status_slots_and_metrics_show_a_request_while_it_runs(serve, even
         ]
         running = asyncio.create_task(harness.text(max_tokens=100))
         waiting = asyncio.create_task(harness.text(max_tokens=100))
-        await eventually(lambda: (ticket := harness.service.open_ticket) and ticket.tail)
+        await eventually(lambda: (ticket := harness.service.first_ticket) and ticket.tail)
         await eventually(lambda: harness.service.scheduler.waiting)
         status = (await harness.get("/status"))[1]
         assert status["busy"] and status["phase"] == "decoding" and status["queued"] == 1
@@ -119,7 +119,7 @@ async def test_load_and_unload(serve, eventually):
     reply = {"steps": [{"text": "x"}, {"gate": "go"}]}
     async with serve([reply]) as harness:
         running = asyncio.create_task(harness.text())
-        await eventually(lambda: harness.service.scheduler.open)
+        await eventually(lambda: harness.service.scheduler.holder)
         for path in ("/load", "/v1/unload"):
             async with harness.post(path, None) as response:
                 assert response.status == 409 and (await response.json())["error"]["type"] == "model_busy"
