@@ -19,6 +19,7 @@ import pytest
 
 from strata.engine.inbox import Inbox
 from strata.engine.schedule.live import Path as Schedule
+from strata.engine.schedule.live import now_ms
 from strata.engine.schedule.ports import Row, Rules
 from strata.engine.serve import Server, Writer
 from strata.engine.state.checkpoints import CacheRules
@@ -221,12 +222,19 @@ class ScriptedModel:
             assert n == len(self.state.tokens[slot])
 
 
-def scripted_path(model: ScriptedModel, *, reuse: bool = True, turn_token: int = 63, **rules: object) -> Schedule:
+def scripted_path(
+    model: ScriptedModel,
+    *,
+    reuse: bool = True,
+    turn_token: int = 63,
+    clock: Callable[[], float] = now_ms,
+    **rules: object,
+) -> Schedule:
     """The real schedule over a scripted model, with the real books."""
     cache = CacheRules(model.state.n_checkpoints or 1, every=0, root=0) if reuse else CacheRules(0)
     sessions = Conversations(model.state, model.n_slots, cache, None, turn_token, verify=True)
     given = {"chunk": 4, "max_context": 64, "end_ids": {3}, "routed": 5, "verify": True, **rules}
-    return Schedule(model, sessions, Rules(n_slots=model.n_slots, prompt_cache=reuse, **given))
+    return Schedule(model, sessions, Rules(n_slots=model.n_slots, prompt_cache=reuse, **given), clock)
 
 
 class Loop:
