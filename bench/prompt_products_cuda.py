@@ -253,17 +253,18 @@ __device__ __forceinline__ void step(int (&c)[4], const unsigned (&a)[4], const 
             : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(0x4B400000));
 }
 extern "C" __global__ __launch_bounds__(THREADS, 1) void ceiling(float* out, int rounds, float s, float d) {
-    unsigned a[4][4], b[2];
+    unsigned a[4][4], b[8][2];
     for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) a[i][j] = threadIdx.x * 0x01010101u + 16 * i + j;
-    b[0] = threadIdx.x * 77; b[1] = b[0] + 5;
+    for (int u = 0; u < 8; u++) b[u][0] = threadIdx.x * 77 + u, b[u][1] = b[u][0] * 5;
     float acc[4][4] = {};
     int c[2][4][4];
-    for (int i = 0; i < 4; i++) step<K>(c[0][i], a[i], b);
+    for (int i = 0; i < 4; i++) step<K>(c[0][i], a[i], b[0]);
     for (int r = 0; r < rounds; r++) {
 #pragma unroll
         for (int u = 0; u < 8; u++) {
+            b[u][0]++;
 #pragma unroll
-            for (int i = 0; i < 4; i++) step<K>(c[u + 1 & 1][i], a[i], b);
+            for (int i = 0; i < 4; i++) step<K>(c[u + 1 & 1][i], a[i], b[u]);
 #pragma unroll
             for (int i = 0; i < 4; i++)
 #pragma unroll
