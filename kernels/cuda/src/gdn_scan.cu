@@ -260,7 +260,7 @@ struct Convolve {
     DEVICE void operator()(Shape::Tile& tile, int first) const { convolve_tile(tile, g, raw, first, raw.window.s.end); }
 };
 
-KERNEL void __launch_bounds__(SCAN_THREADS, 3)
+KERNEL void __launch_bounds__(SCAN_THREADS, 4)
     gdn_scan(const float* c, const float* decay, const float* beta, const float* p, float* conv, float* state,
              const int* segments, float* o, int key_heads, int value_heads) {
     inputs_ready();
@@ -279,7 +279,7 @@ KERNEL void __launch_bounds__(SCAN_THREADS, 3)
     window.keep(conv, channel, kept);
 }
 
-KERNEL void __launch_bounds__(SCAN_THREADS, 3)
+KERNEL void __launch_bounds__(SCAN_THREADS, 4)
     gdn_window(const float* p, const float* conv_w, const float* conv, const float* b, const float* a, const float* w_a,
                const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads) {
     inputs_ready();

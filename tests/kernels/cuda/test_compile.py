@@ -22,7 +22,8 @@ REPORT = Path(__file__).resolve().parents[3] / "build" / "cuda-report.json"
 SPILLS = {
     "product_prompt": "128 registers a thread for 16 warps: addresses that are used once a step of 128 columns",
     "product_window": "16 groups of 16 rows and columns at 128 registers: addresses that are used once a chunk",
-    "lanes_prompt": "sm_120 only: 128 sums, 48 loads under way and their addresses at 255 registers",
+    "gdn_scan": "sm_120 only: a few words of 128 registers, queries and keys of eight tokens that are loaded early",
+    "gdn_window": "sm_120 only: a few words of 128 registers, queries and keys of eight tokens that are loaded early",
     "lanes_window": "sm_120 only: addresses of 8 activation rows, used once a weight row",
     "qsa_keys": "a few words at the registers that its block leaves, outside the loop over tokens",
     "qsa_keys_row": "a few words at the registers that its block leaves, outside the loop over tokens",
