@@ -9,7 +9,7 @@ Units    positions in tokens: a checkpoint at p holds the first p tokens; a boun
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -47,6 +47,14 @@ class Checkpoint:
 def is_prefix(tokens: I32, prompt: I32) -> bool:
     """Whether the prompt begins with the tokens."""
     return len(tokens) <= len(prompt) and np.array_equal(tokens, prompt[: len(tokens)])
+
+
+def longest_prefix(positions: Iterable[int], tokens: I32, prompt: I32) -> int:
+    """The largest of the positions up to which the tokens begin the prompt, leaving one to read; 0 = none."""
+    n = min(len(tokens), len(prompt) - 1)
+    differing = np.flatnonzero(tokens[:n] != prompt[:n])
+    common = int(differing[0]) if len(differing) else n
+    return max((p for p in positions if p <= common), default=0)
 
 
 def due(rules: CacheRules, turn_token: int, prompt: I32, begin: int, pin: int, keep: bool) -> dict[int, Kind]:

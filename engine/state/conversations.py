@@ -4,7 +4,8 @@ Slots    pool slot 0 is the solo path: it reads every prompt, and what it holds 
          slots 1 to n_slots are the batch: EMPTY, CACHED (an ended conversation), PARTIAL (a read that gave way),
          DECODING. The checkpoints of the state come after them
 Reuse    the state is recurrent and cannot be cut back, so what is continued is a whole prefix of the prompt, and at
-         least one prompt token is left to read. The longest wins: live session, checkpoints, idle slots
+         least one prompt token is left to read. The longest wins: live session, checkpoints, idle slots, parked
+         conversations. What would be lost when the live session or an idle slot is overwritten is parked first
 Pages    are short? Checkpoints go first, then idle slots, then an idle live session: never a running request
 Errors   AccountsError for a caller that is wrong about a slot; OutOfPages from `admit` and `give_way`
 Cost     looking for a prefix compares tokens; what is continued is copied on the device (the live session is not)
@@ -20,6 +21,8 @@ import numpy as np
 from strata.engine.log import log
 from strata.engine.state.checkpoints import CacheRules, Checkpoint, Kind, due, is_prefix, victim
 from strata.engine.state.pages import AccountsError, OutOfPages
+from strata.engine.state.parked import Mark, Parked
+from strata.engine.state.parking import Parking
 from strata.engine.state.slots import StatePool
 from strata.kernels.ops import I32
 
@@ -52,14 +55,16 @@ class Conversations:
         state: StatePool,
         n_slots: int,
         rules: CacheRules,
-        parking: None,
+        parking: Parking | None,
         turn_token: int,
         verify: bool = False,
     ) -> None:
+        """parking: None, or `rules` without reuse: nothing is parked."""
         if state.n_slots != 1 + n_slots:
             raise ValueError(f"{n_slots} batch slots need a state of {1 + n_slots} slots, it has {state.n_slots}")
         self._state = state
         self._rules = rules
+        self._parking = parking if rules.reuse else None
         self._turn_token = turn_token
         self._verify = verify
         self._solo_busy = False
@@ -94,20 +99,22 @@ class Conversations:
         """Pool slot 0 now holds so many leading tokens of the prompt, at most all but one; 0: it is reset."""
         if self._solo_busy:
             raise AccountsError("the solo path already works on a request")
-        source = self._longest(prompt) if self._rules.reuse else None
-        if source != SOLO:
+        source, n = self._longest(prompt) if self._rules.reuse else (None, 0)
+        length, parked = self._fetch(prompt, n)
+        if parked is not None or source != SOLO:
+            self._save(SOLO, self._live, spared=parked)
             self._live = NOTHING
         self._solo_busy = True
         reused = len(self._live)
-        if source is None:
-            self._state.reset(SOLO)
+        if parked is not None:
+            reused = self._restore(parked, length)
         elif source != SOLO:
             reused = self._continue(source)
         self._live = NOTHING
         self._changed()
         return reused
 
-    def _longest(self, prompt: I32) -> int | None:
+    def _longest(self, prompt: I32) -> tuple[int | None, int]:
         """The pool slot that holds the longest prefix; of equal ones the live session, then checkpoints."""
         held = [(SOLO, self._live)]
         held += [(place, checkpoint.tokens) for place, checkpoint in self._checkpoints.items()]
@@ -116,10 +123,13 @@ class Conversations:
         for slot, tokens in held:
             if most < len(tokens) < len(prompt) and is_prefix(tokens, prompt):
                 best, most = slot, len(tokens)
-        return best
+        return best, most
 
-    def _continue(self, source: int) -> int:
-        """Copy what a checkpoint or an idle slot holds to the solo path."""
+    def _continue(self, source: int | None) -> int:
+        """Copy what a checkpoint or an idle slot holds to the solo path; None: it begins anew."""
+        if source is None:
+            self._state.reset(SOLO)
+            return 0
         self._touch(source)
         try:
             self._copy(source, SOLO)
@@ -197,6 +207,8 @@ class Conversations:
                 f"slot {slot} is {self._slots[slot].status}, to get {len(tokens)} tokens of "
                 f"{self._state.length(SOLO)} in the solo path"
             )
+        if self._slots[slot].idle and not is_prefix(self._slots[slot].tokens, tokens):
+            self._save(slot, self._slots[slot].tokens)
         self._empty(slot)
         self._copy(SOLO, slot)
         turns = [
@@ -209,6 +221,71 @@ class Conversations:
     def _empty(self, slot: int) -> None:
         self._state.drop(slot)
         self._slots[slot] = BatchSlot()
+
+    # -------------------------------------------------------------------------------------------------------- parking
+
+    def _fetch(self, prompt: I32, n: int) -> tuple[int, Parked | None]:
+        """What is parked and continues more than n tokens of the prompt, and how many."""
+        while self._parking is not None and (found := self._parking.find(prompt, n)) is not None:
+            if (parked := self._parking.fetch(found)) is not None:
+                return found.length, parked
+        return 0, None
+
+    def _restore(self, parked: Parked, length: int) -> int:
+        """Put a parked conversation into the solo path, and its checkpoints back. -> tokens that it holds now."""
+        try:
+            parked.restore(self._state, SOLO, length)
+        except OutOfPages as error:
+            log(f"a prompt is read from its start: {error}")
+            self._state.reset(SOLO)
+            return 0
+        for mark in parked.marks:
+            if mark.position <= length:
+                self._restore_mark(mark, parked.tokens[: mark.position])
+        return length
+
+    def _restore_mark(self, mark: Mark, tokens: I32) -> None:
+        """A checkpoint of a parked conversation; others go for it only when many prompts will begin with it."""
+        free = len(self._checkpoints) < len(self._places)
+        if any(np.array_equal(c.tokens, tokens) for c in self._checkpoints.values()):
+            return
+        if not (free or (self._places and mark.kind in ("root", "pin"))):
+            return
+        place = self._free_place()
+        self._spared = (SOLO, place)
+        try:
+            self._state.branch(SOLO, place, mark.position, mark.block)
+            self._checkpoints[place] = Checkpoint(tokens.copy(), mark.kind, self._tick())
+        except OutOfPages as error:
+            log(f"no checkpoint at {mark.position}: {error}")
+        finally:
+            self._spared = ()
+
+    def _save(self, slot: int, tokens: I32, spared: Parked | None = None) -> None:
+        """Park what is about to be lost from a slot, unless another one goes on with it, or the parked one `spared`,
+        which takes its place."""
+        others = [each.tokens for other, each in self._slots.items() if other != slot]
+        if slot != SOLO:
+            others.append(self._live)
+        if spared is not None:
+            others.append(spared.tokens)
+        if self._parking is not None and len(tokens) and not any(is_prefix(tokens, other) for other in others):
+            self._parking.park(self._state, slot, tokens, self._checkpoints, spared)
+
+    def close(self) -> None:
+        """Park on disk what idle slots and the live session hold, for the next start. The engine is leaving."""
+        if self._parking is None or self._parking.disk is None:
+            return
+        if not self._solo_busy:
+            self._save(SOLO, self._live)
+        for slot, each in self._slots.items():
+            if each.idle:
+                self._save(slot, each.tokens)
+        self._parking.close()
+
+    def counts(self) -> dict[str, int]:
+        """Figures for the log and the metrics."""
+        return {"checkpoints": len(self._checkpoints)} | ({} if self._parking is None else self._parking.figures())
 
     # ---------------------------------------------------------------------------------------------------------- space
 
@@ -269,6 +346,8 @@ class Conversations:
     def check(self) -> None:
         """AccountsError unless slots, checkpoints, pages and lengths balance."""
         self._state.check()
+        if self._parking is not None:
+            self._parking.check()
         held = {slot: len(each.tokens) for slot, each in self._slots.items() if each.status != "DECODING"}
         held |= dict.fromkeys(self._places, 0)
         held |= {place: len(checkpoint.tokens) for place, checkpoint in self._checkpoints.items()}
