@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.engine.inbox import MAX_QUEUED, End, Entry, Inbox, Leave, Line, TooLong
-from strata.protocol.lines import MAX_LINE_BYTES
+from strata.protocol.lines import MAX_LINE_BYTES, BStop, BYield
 
 
 class Pipe:
@@ -169,3 +169,21 @@ def test_a_stdin_that_cannot_be_read_ends_the_engine_with_a_reason():
     os.close(write_fd)
     os.close(read_fd)
     assert isinstance(entry, End) and entry.error.startswith("standard input cannot be read: ")
+
+
+def test_a_command_about_slots_is_taken_from_the_head_of_the_queue_only(pipe):
+    p = pipe()
+    p.write(b"BSTOP 1\n BYIELD 2\nGEN 9 1\nBSTOP 3\nBSTOP x\n")
+    while p.inbox._number < 5:
+        p.inbox._thread.join(timeout=0.001)
+    assert p.inbox.take_slot_command() == BStop(1)
+    assert p.inbox.take_slot_command() == BYield(2)
+    assert p.inbox.take_slot_command() is None
+    assert p.inbox.take() == Line(3, b"GEN 9 1")
+    assert p.inbox.take_slot_command() == BStop(3)
+    assert p.inbox.take_slot_command() is None, "a line that cannot be read waits for its ERR"
+    assert p.inbox.poll() == Line(5, b"BSTOP x")
+    assert p.inbox.poll() is None
+    assert (p.inbox._n_queued, p.inbox._queued_bytes) == (0, 0)
+    p.end()
+    assert p.inbox.take() == End()
