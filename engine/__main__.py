@@ -1,4 +1,4 @@
-"""strata-engine: flags -> Options -> Pack -> ModelRunner or CudaRunner -> Server.
+"""strata-engine: flags -> Options -> Pack -> ModelRunner or CudaRunner -> Conversations, Path -> Server.
 
 Exit codes   0 left as told, 1 died (the last line says why), 2 refused to start; with --serve the reason is also an
              `ERR` line. No traceback goes to stdout or stderr; with STRATA_DEBUG=1 the log has it
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from strata.engine.pack import Pack
     from strata.engine.runner import ModelRunner
     from strata.engine.schedule.live import Path
+    from strata.engine.state.conversations import Conversations
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 DIED_EXIT = 1
@@ -95,26 +96,38 @@ def _serve(pack: Pack, options: Options, out: int) -> int:
     runner = _runner(pack, options)
     runner.warm()
     inbox = Inbox(_STDIN)
-    server = Server(_path(runner, pack, options), inbox, Writer(out), vocab=pack.spec.vocab)
+    conversations = _conversations(runner, pack, options)
+    server = Server(_path(runner, conversations, pack, options), inbox, Writer(out), vocab=pack.spec.vocab)
     _leave_on_signals(inbox)
     inbox.start()
     log(f"{pack.path.name}: ready on {runner.where} after {time.perf_counter() - begun:.2f} s")
     server.greet(engine_info(options, pack.spec.vocab, runner.n_slots, runner.info()))
     try:
         server.run()
+        conversations.close()
     finally:
         if options.stats:
             log(f"stats: {server.totals}")
             log(f"stats: {runner.costs}")
+            log(f"stats: {', '.join(f'{name} {n}' for name, n in conversations.counts().items())}")
     return 0
 
 
-def _path(runner: ModelRunner | CudaRunner, pack: Pack, options: Options) -> Path:
-    """What schedules on the runner, with the books of who holds which tokens."""
-    from strata.engine.capacity import cache_rules
+def _conversations(runner: ModelRunner | CudaRunner, pack: Pack, options: Options) -> Conversations:
+    """The books of who holds which tokens, on the runner's state."""
+    from strata.engine.capacity import cache_rules, parking_for
+    from strata.engine.state.conversations import Conversations
+
+    parking = parking_for(options, pack, runner.state)
+    return Conversations(
+        runner.state, runner.n_slots, cache_rules(options), parking, options.turn_token, verify=options.verify_accounts
+    )
+
+
+def _path(runner: ModelRunner | CudaRunner, conversations: Conversations, pack: Pack, options: Options) -> Path:
+    """What schedules on the runner."""
     from strata.engine.schedule.live import Path
     from strata.engine.schedule.ports import Rules
-    from strata.engine.state.conversations import Conversations
 
     rules = Rules(
         chunk=runner.chunk,
@@ -130,10 +143,7 @@ def _path(runner: ModelRunner | CudaRunner, pack: Pack, options: Options) -> Pat
         verify=options.verify_accounts,
         trace=environment.is_on(os.environ.get(environment.TRACE)),
     )
-    sessions = Conversations(
-        runner.state, runner.n_slots, cache_rules(options), None, options.turn_token, verify=options.verify_accounts
-    )
-    return Path(runner, sessions, rules)
+    return Path(runner, conversations, rules)
 
 
 def _runner(pack: Pack, options: Options) -> ModelRunner | CudaRunner:
