@@ -14,14 +14,23 @@ from typing import Final
 import numpy as np
 
 from strata.kernels.check import check, require
+from strata.kernels.cuda import card as cards
 from strata.kernels.cuda.launch import F32, I32, I64, launch
 from strata.kernels.cuda.product import linear
+from strata.kernels.cuda.tables import GRID_OF
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
-from strata.kernels.ops import LANES, Hyper
+from strata.kernels.ops import ACT_BLOCK, LANES, Hyper
 
 _SOURCE: Final = "hyper.cu"
 WINDOW_ROWS: Final = 16
-"""Rows up to which the products of a float32 inject matrix are part of the gate's launch."""
+"""Rows up to which all after the product with `down` is one launch."""
+ELEMENTS: Final = 16
+"""Elements of u of a block of hyper_window.cu."""
+_MOST_SPANS: Final = 8
+_MOST_BLOCK: Final = 64
+_WINDOW_STREAMS: Final = (2, 4)
+_STATIC: Final = 2048
+"""Bytes of shared memory that a block of hyper_window.cu declares itself, at most."""
 MAX_WIDTH: Final = 64 * LANES
 """Elements of a stream: a thread holds one in LANES of them in registers."""
 _GATE_THREADS: Final = 256
@@ -78,23 +87,49 @@ def _mix(
         _SOURCE, "hyper_norm", (n * streams,), (LANES,),
         x, *before, hc.norm, normed, I32(width), I32(streams), F32(eps), PER_THREAD=-(-width // LANES),
     )  # fmt: skip
-    own = hc.inject is not None and hc.inject.type.name == "F32" and n <= WINDOW_ROWS
-    a, *injected = linear(workspace, [hc.down] if hc.inject is None or own else [hc.down, hc.inject], normed)
+    shared = _window_shared(hc, n, streams, width)
+    if shared and shared <= cards.card().shared_block - _STATIC:
+        (a,) = linear(workspace, [hc.down], normed)
+        _end_window(hc, a, normed, u, beta, shared)
+        return
+    a, *injected = linear(workspace, [hc.down] if hc.inject is None else [hc.down, hc.inject], normed)
     n_beta = 0 if beta is None else beta.size
-    if own and hc.inject is not None:
-        launch(
-            _SOURCE, "hyper_gate_inject", (n_beta + -(-a.size // LANES),), (LANES,),
-            a, I64(a.size), normed, hc.inject.data, beta, I32(n_beta), I32(streams), I32(streams * width), scale,
-        )  # fmt: skip
-    else:
-        launch(
-            _SOURCE, "hyper_gate", (-(-(a.size + n_beta) // _GATE_THREADS),), (_GATE_THREADS,),
-            a, I64(a.size), injected[0] if injected else None, beta, I64(n_beta), scale,
-        )  # fmt: skip
+    launch(
+        _SOURCE, "hyper_gate", (-(-(a.size + n_beta) // _GATE_THREADS),), (_GATE_THREADS,),
+        a, I64(a.size), injected[0] if injected else None, beta, I64(n_beta), scale,
+    )  # fmt: skip
     (gates,) = linear(workspace, [hc.up], a)
     launch(
         _SOURCE, "hyper_mean", _wide_grid(n, width), (_WIDE_THREADS,),
         gates, normed, u, I32(width // _WIDTH_OF_LOAD), scale, STREAMS=streams,
+    )  # fmt: skip
+
+
+def _window_shared(hc: Hyper, n: int, streams: int, width: int) -> int:
+    """Bytes of shared memory of a block of hyper_window.cu; 0 when it does not take these weights or so many rows."""
+    kind, cols = hc.up.type, hc.up.cols
+    takes = not kind.is_float and kind.group == ACT_BLOCK and kind.block <= _MOST_BLOCK and kind.name not in GRID_OF
+    fits = width % ELEMENTS == 0 and cols <= _MOST_SPANS * LANES and streams in _WINDOW_STREAMS
+    floats = hc.inject is None or hc.inject.type.name == "F32"
+    if not (takes and fits and floats and n <= min(WINDOW_ROWS, 4 * streams)):
+        return 0
+    stream = (ELEMENTS * kind.row_bytes(cols) + 31) // 16 * 16
+    scales = n * cols // ACT_BLOCK * 4
+    return streams * stream + n * cols + scales * (1 + kind.has_offset) + n * streams * ELEMENTS * 4
+
+
+def _end_window(
+    hc: Hyper, a: DeviceArray, normed: DeviceArray, u: DeviceArray, beta: DeviceArray | None, shared: int
+) -> None:
+    """All after the product with `down`, in one launch."""
+    (n, width), cols = u.shape, hc.up.cols
+    streams = normed.shape[1] // width
+    n_beta, threads = 0 if beta is None else beta.size, 4 * streams * ELEMENTS
+    inject = None if hc.inject is None else hc.inject.data
+    launch(
+        "hyper_window.cu", "hyper_window", (width // ELEMENTS + -(-n_beta * LANES // threads),), (threads,),
+        a, normed, hc.up.data, inject, u, beta, I32(n), I32(width), I32(cols), I32(n_beta), F32(1) / F32(streams),
+        shared=shared, TYPE=hc.up.type.name, SPANS=-(-cols // LANES), STREAMS=streams,
     )  # fmt: skip
 
 

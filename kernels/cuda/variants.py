@@ -22,6 +22,8 @@ def operations() -> Iterator[tuple[str, Constants]]:
         yield f"{name}.cu", {}
     for per in (2, 20):
         yield "hyper.cu", {"PER_THREAD": per, "STREAMS": 4}
+    for kind, spans in (("Q8_0", 3), ("Q8_0", 1), ("Q5_1", 3), ("IQ4_NL", 3)):
+        yield "hyper_window.cu", {"TYPE": kind, "SPANS": spans, "STREAMS": 4}
     for per in (1, 16):
         yield "route.cu", {"PER_LANE": per}
         for n, warps in ((1, 4), (8, 8)):

@@ -2,8 +2,6 @@
 //
 // hyper_norm   [x = fma(beta, y, x) when beta is given,] normed = rms(x) per stream; a block of 128 threads a stream
 // hyper_gate   a = silu(a * scale) in place; beta = 2 * sigmoid(inject * scale)
-// hyper_gate_inject   the same with the products of a float32 inject matrix in it, for windows: the first n * C blocks make
-//              one beta each, lanes(w * normed) over C * H, the others take LANES values of a each
 // hyper_mean   u = (sum_c sigmoid(gates[c]) * normed[c]) * scale, c ascending, first a product, then fma
 // hyper_add    x = fma(beta, y, x)
 // Constants   PER_THREAD elements of a thread of hyper_norm: H <= LANES * PER_THREAD. All are read at once, since a window
@@ -23,7 +21,6 @@
 KERNEL void __launch_bounds__(LANES)
     hyper_norm(float* x, const float* beta, const float* y, const float* w, float* normed, int width, int streams,
                float eps) {
-    inputs_ready();
     __shared__ float buffer[LANES];
     const long long row = blockIdx.x;
     x += row * width + threadIdx.x;
@@ -32,9 +29,13 @@ KERNEL void __launch_bounds__(LANES)
     float v[PER_THREAD], factors[PER_THREAD];
     const int n = (width - static_cast<int>(threadIdx.x) + LANES - 1) / LANES;
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) v[i] = i < n ? x[i * LANES] : 0.0f;
+    for (int i = 0; i < PER_THREAD; i++) factors[i] = i < n ? w[i * LANES] : 0.0f;
+    if (!beta) inputs_ready();  // else the kernel before made y, and x and beta are older
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++) v[i] = i < n ? read_early(x + i * LANES) : 0.0f;
     if (beta) {
-        const float strength = beta[row];
+        const float strength = read_early(beta + row);
+        inputs_ready();
         y += row / streams * width + threadIdx.x;
         float added[PER_THREAD];
 #pragma unroll
@@ -45,8 +46,6 @@ KERNEL void __launch_bounds__(LANES)
         for (int i = 0; i < PER_THREAD; i++)
             if (i < n) x[i * LANES] = v[i];
     }
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) factors[i] = i < n ? w[i * LANES] : 0.0f;
     float chain = 0.0f;
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++)
@@ -65,49 +64,6 @@ KERNEL void __launch_bounds__(256)
         a[i] = silu_f32(a[i] * scale);
     else if (i - n_a < n_beta)
         beta[i - n_a] = 2.0f * sigmoid_f32(inject[i - n_a] * scale);
-}
-
-constexpr int STAGE = 20 * LANES;  // elements of both rows that are under way together in hyper_gate_inject; two stages
-
-struct Stage {
-    float w[STAGE], x[STAGE];
-};
-
-DEVICE void load_stage(Stage& to, const float* w, const float* x, int n) {
-    for (int e = threadIdx.x * 4; e < n; e += 4 * LANES) {
-        copy16(to.w + e, w + e);
-        copy16(to.x + e, x + e);
-    }
-    copies_commit();
-}
-
-KERNEL void __launch_bounds__(LANES)
-    hyper_gate_inject(float* a, long long n_a, const float* normed, const float* w, float* beta, int n_beta, int streams,
-                      int cols, float scale) {
-    inputs_ready();
-    __shared__ __align__(16) Stage stages[2];
-    __shared__ float buffer[LANES];
-    const int unit = blockIdx.x;
-    if (unit >= n_beta) {
-        const long long i = static_cast<long long>(unit - n_beta) * LANES + threadIdx.x;
-        if (i < n_a) a[i] = silu_f32(a[i] * scale);
-        return;
-    }
-    normed += static_cast<long long>(unit / streams) * cols;
-    w += static_cast<long long>(unit % streams) * cols;
-    for (int u = 0; u < 2; u++) load_stage(stages[u], w + u * STAGE, normed + u * STAGE, min(STAGE, cols - u * STAGE));
-    float chain = 0.0f;
-    for (int first = 0, u = 0; first < cols; first += STAGE, u ^= 1) {
-        copies_wait<1>();
-        __syncthreads();
-        const int n = min(STAGE, cols - first), next = first + 2 * STAGE;
-#pragma unroll 4
-        for (int i = threadIdx.x; i < n; i += LANES) chain = fmaf(stages[u].w[i], stages[u].x[i], chain);
-        __syncthreads();
-        load_stage(stages[u], w + next, normed + next, min(STAGE, cols - next));
-    }
-    const float sum = fold_block(chain, buffer);
-    if (threadIdx.x == 0) beta[unit] = 2.0f * sigmoid_f32(sum * scale);
 }
 
 DEVICE float4 gated(float4 gate, float4 v) {

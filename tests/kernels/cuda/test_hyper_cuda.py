@@ -14,6 +14,13 @@ from strata.kernels.ops import Hyper
 
 EPS = 1e-6
 SIZES = [(1, 4, 192, 32, "Q8_0"), (5, 2, 64, 64, "Q4_0"), (20, 4, 96, 32, "F32")]
+WINDOWS = [
+    (1, 4, 96, 320, "Q8_0"),
+    (8, 2, 64, 160, "Q5_1"),
+    (9, 2, 64, 160, "Q5_1"),
+    (16, 4, 32, 64, "Q2_0"),
+    (3, 4, 48, 288, "IQ4_NL"),
+]
 
 
 def case(random_weight: Callable[..., Weight], c: int, h: int, r: int, kind: str, inject: bool) -> Hyper:
@@ -31,7 +38,7 @@ def streams(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("inject", [True, False])
-@pytest.mark.parametrize(("n", "c", "h", "r", "kind"), SIZES)
+@pytest.mark.parametrize(("n", "c", "h", "r", "kind"), SIZES + WINDOWS)
 def test_mix_gives_the_bits_of_the_host(target, same_bits, random_weight, n, c, h, r, kind, inject):
     hc, x = case(random_weight, c, h, r, kind, inject), streams(n, c, h)
     u, beta = hyper_mix(target.workspace(), target.put(x), target.put(hc), EPS, rows_at_once=64)
