@@ -64,7 +64,8 @@ def kernels_of(cuts: tuple[Cut, ...], only: set[str]) -> Kernels:
         t = BY_NAME[kind]
         plan = fitted(card, t, cut) if cut else prompt_plan(card, t, mode, rows, n)
         if plan:
-            found.add(("product_prompt.cu", "product_prompt", tuple(sorted(plan.constants(t, mode).items()))))
+            constants = plan.constants(t, mode, BY_NAME[EXPERT_TYPES[1]] if mode == GATE_UP else None)
+            found.add(("product_prompt.cu", "product_prompt", tuple(sorted(constants.items()))))
 
     for n in ROWS:
         if "dense" in only:

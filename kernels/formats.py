@@ -55,6 +55,11 @@ class TensorType:
         """F32, F16 or BF16: the product takes float32 activations."""
         return self.group == 0
 
+    @property
+    def sums(self) -> int:
+        """Activations whose sum a product needs together, for the offset of their group; 0 without offsets."""
+        return self.group if self.has_offset else 0
+
     def row_bytes(self, cols: int) -> int:
         """Bytes of a row of `cols` values. Raises ValueError when the row is no whole number of blocks."""
         if cols % self.block:

@@ -39,7 +39,7 @@ WINDOW: Final = structure(
      "at_grid", "at_stages", "at_y", "input_pitch", "scale_pitch", "sum_pitch", "term_pitch"),
 )  # fmt: skip
 PROMPT: Final = structure(
-    ("q", "d", "sums", "join", "first", "second", "order", "tile_list", "n_tiles"),
+    ("q", "d", "sums", "join", "first", "second", "order", "tile_list", "n_tiles", "next_d", "next_sums"),
     ("n", "divide", "cols", "row_tiles"),
 )
 LANES_WINDOW: Final = structure(

@@ -9,7 +9,8 @@ mixture(...)   x (n, H), ids and weights (n, used) -> (n, H) = sum over ranks, i
 
 Errors   ValueError naming the argument, the wanted and the given
 Cost     a window reads each picked expert once for all rows; a prompt sorts the pairs by expert once and runs one
-         launch a product over all experts. Scratch of a prompt: used * (I + H) floats a row, and the int8 of the inputs
+         launch a product over all experts. Scratch of a prompt: used * H floats and used * I int8 a row, and the int8
+         of the inputs
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ from strata.kernels.cuda.plans import DOWN, GATE_UP, PAIRS, UNTUNED, WINDOW_ROWS
 from strata.kernels.cuda.product import (
     LANES_BLOCKS,
     LANES_WARPS,
+    Quantized,
     QuantizedInputs,
     check_address,
     lanes_constants,
     layout,
     linear,
+    room_for_quantized,
     window_inputs,
 )
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
@@ -220,30 +223,41 @@ class _Part:
     def prompt(self, gate: Bank, up: Bank, down: Bank) -> None:
         """Pairs sorted by expert, then a launch a product."""
         groups: dict[int, tuple[DeviceArray, ...]] = {}
-        inputs = QuantizedInputs(self.workspace, self.x)
+        inputs = _Inputs(self.x, QuantizedInputs(self.workspace, self.x), self.used)
+        if gate.type is up.type and not gate.type.is_float and not down.type.is_float:
+            made = room_for_quantized(self.workspace, self.pairs, gate.rows, down.type)
+            self._prompt_product(gate, GATE_UP, inputs, made.q, groups, up.addresses, (down.type, made))
+            hidden = _Inputs(None, made, 1)
+        else:
+            both = self._hidden(gate, up, inputs, groups)
+            hidden = _Inputs(both, QuantizedInputs(self.workspace, both), 1)
+        outputs = self.workspace.array((self.pairs, down.rows))
+        self._prompt_product(down, PAIRS, hidden, outputs, groups)
+        join_pairs(outputs, self.weights, self.out)
+
+    def _hidden(self, gate: Bank, up: Bank, inputs: _Inputs, groups: dict[int, tuple[DeviceArray, ...]]) -> DeviceArray:
+        """silu(gate x) * (up x) of all pairs as float32."""
         hidden = self.workspace.array((self.pairs, gate.rows))
         if gate.type is up.type:
-            self._prompt_product(gate, GATE_UP, self.x, inputs, hidden, groups, second=up.addresses)
+            self._prompt_product(gate, GATE_UP, inputs, hidden, groups, up.addresses)
         else:
             other = self.workspace.array(hidden.shape)
-            self._prompt_product(gate, PAIRS, self.x, inputs, hidden, groups)
-            self._prompt_product(up, PAIRS, self.x, inputs, other, groups)
+            self._prompt_product(gate, PAIRS, inputs, hidden, groups)
+            self._prompt_product(up, PAIRS, inputs, other, groups)
             gate_times_up(hidden, other)
-        outputs = self.workspace.array((self.pairs, down.rows))
-        own = QuantizedInputs(self.workspace, hidden)
-        self._prompt_product(down, PAIRS, hidden, own, outputs, groups)
-        join_pairs(outputs, self.weights, self.out)
+        return hidden
 
     def _prompt_product(
         self,
         bank: Bank,
         mode: str,
-        x: DeviceArray,
-        inputs: QuantizedInputs,
+        inputs: _Inputs,
         out: DeviceArray,
         groups: dict[int, tuple[DeviceArray, ...]],
         second: DeviceArray | None = None,
+        made_for: tuple[TensorType, Quantized] | None = None,
     ) -> None:
+        """One product of all pairs; made_for: the result is quantised for this type, into these arrays."""
         kind = bank.type
         plan = None
         if not kind.is_float:
@@ -255,19 +269,35 @@ class _Part:
         order, tile_list, n_tiles = groups[columns]
         common = {
             "first": bank.addresses, "second": second, "order": order, "tile_list": tile_list, "n_tiles": n_tiles,
-            "n": self.pairs, "divide": self.pairs // len(x), "cols": bank.cols,
+            "n": self.pairs, "divide": inputs.divide, "cols": bank.cols,
         }  # fmt: skip
         matrices = [(0, out, bank.rows)]
         if plan is None:
-            lanes.launch_prompt(kind, mode, len(tile_list), matrices, x=x, **common)
+            lanes.launch_prompt(kind, mode, len(tile_list), matrices, x=inputs.x, **common)
             return
         made = inputs.of(kind)
-        arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, **common)
+        after = {"next_d": made_for[1].d, "next_sums": made_for[1].sums} if made_for else {}
+        arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, **common, **after)
         rows = plan.cut.rows
         tiles = enter_matrices(arguments, matrices, rows // 2 if mode == GATE_UP else rows)
         arguments["row_tiles"] = tiles
         blocks = tiles * len(tile_list)
-        run("product_prompt", plan.constants(kind, mode), blocks, plan.cut.threads, arguments, plan.shared)
+        constants = plan.constants(kind, mode, made_for[0] if made_for else None)
+        run("product_prompt", constants, blocks, plan.cut.threads, arguments, plan.shared)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Inputs:
+    """What a product of pairs reads: float32 rows, their quantised forms, pairs of a row. x is None where only one
+    quantised form exists."""
+
+    x: DeviceArray | None
+    quantized: QuantizedInputs | Quantized
+    divide: int
+
+    def of(self, kind: TensorType) -> Quantized:
+        """As a type wants them."""
+        return self.quantized if isinstance(self.quantized, Quantized) else self.quantized.of(kind)
 
 
 def group_rows(workspace: Workspace, ids: DeviceArray, experts: int, tile: int) -> tuple[DeviceArray, ...]:

@@ -62,16 +62,18 @@ class Quantized:
 
 def quantize(workspace: Workspace, x: DeviceArray, kind: TensorType) -> Quantized:
     """`quantize` of ops.py for a weight of this type."""
-    n, cols = x.shape
-    group = kind.group if kind.has_offset else 0
-    q = workspace.array((n, cols), np.uint8)
-    d = workspace.array((n, cols // ACT_BLOCK))
-    sums = workspace.array((n, cols // group)) if group else None
-    octets = n * cols // _OCTET
-    kernel = load_kernel("quantize.cu", "quantize", INPUT_ORDER=plans.order(kind), SUMS=group)
-    pointers = (np.uint64(address(a)) for a in (x, q, d, sums))
+    made = room_for_quantized(workspace, len(x), x.shape[1], kind)
+    octets = x.size // _OCTET
+    kernel = load_kernel("quantize.cu", "quantize", INPUT_ORDER=plans.order(kind), SUMS=kind.sums)
+    pointers = (np.uint64(address(a)) for a in (x, made.q, made.d, made.sums))
     kernel((-(-octets // 256),), (256,), (*pointers, np.int64(octets)), shared_mem=0)
-    return Quantized(q, d, sums)
+    return made
+
+
+def room_for_quantized(workspace: Workspace, n: int, cols: int, kind: TensorType) -> Quantized:
+    """Arrays for n rows of activations as a weight of this type wants them."""
+    q, d = workspace.array((n, cols), np.uint8), workspace.array((n, cols // ACT_BLOCK))
+    return Quantized(q, d, workspace.array((n, cols // kind.sums)) if kind.sums else None)
 
 
 class QuantizedInputs:
@@ -84,7 +86,7 @@ class QuantizedInputs:
 
     def of(self, kind: TensorType) -> Quantized:
         """As a type wants it."""
-        key = plans.order(kind), kind.group if kind.has_offset else 0
+        key = plans.order(kind), kind.sums
         if key not in self._made:
             self._made[key] = quantize(self._workspace, self._x, kind)
         return self._made[key]

@@ -66,7 +66,10 @@ def _blocks(
             yield "product_window.cu", plan.constants(kind, mode)
         if mode != DOWN:
             for n in PROMPTS:
-                yield "product_prompt.cu", prompt_plans.prompt_plan(card, kind, mode, (512,), n).constants(kind, mode)
+                tile = prompt_plans.prompt_plan(card, kind, mode, (512,), n)
+                yield "product_prompt.cu", tile.constants(kind, mode)
+                if mode == GATE_UP:
+                    yield "product_prompt.cu", tile.constants(kind, mode, kind)
     yield "dequantize.cu", {"TYPE": kind.name}
 
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Final
 
 from strata.kernels.cuda.card import Card
-from strata.kernels.cuda.plans import ACTIVATION_BLOCK, DENSE, GATE_UP, chunk_pitch, table_bytes, table_copies
+from strata.kernels.cuda.plans import ACTIVATION_BLOCK, DENSE, GATE_UP, chunk_pitch, order, table_bytes, table_copies
 from strata.kernels.formats import TensorType
 
 STEP: Final = 128
@@ -66,9 +66,10 @@ class PromptPlan:
     copies: int
     shared: int
 
-    def constants(self, kind: TensorType, mode: str) -> dict[str, int | str]:
-        """Macros of product_prompt.cu; SHARED is checked there against its own layout."""
-        return {
+    def constants(self, kind: TensorType, mode: str, made_for: TensorType | None = None) -> dict[str, int | str]:
+        """Macros of product_prompt.cu; SHARED is checked there against its own layout. made_for: the type for which
+        the result of GATE_UP is quantised."""
+        constants: dict[str, int | str] = {
             "TYPE": kind.name,
             "MODE": mode,
             "BM": self.cut.rows,
@@ -79,6 +80,9 @@ class PromptPlan:
             "COPIES": self.copies,
             "SHARED": self.shared,
         }
+        if made_for:
+            constants |= {"NEXT_ORDER": order(made_for), "NEXT_SUMS": made_for.sums}
+        return constants
 
     def row_tiles(self, mode: str, rows: int) -> int:
         """Tiles of a matrix; of the pair, for GATE_UP."""

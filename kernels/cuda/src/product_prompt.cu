@@ -11,12 +11,14 @@
 // Constants: TYPE a format, BM (64, 128), MT (2, 4), NT, BLOCKS of a multiprocessor, CHUNKS of raw bytes held (1, 2), COPIES
 // of the table, SHARED bytes that prompt_plans.py asks for, and MODE:
 //   DENSE    several matrices of one type with the same input; out (n, rows) each
-//   GATE_UP  experts by tile list: BM / 2 rows of gate and of up; out (pairs, rows) = silu(gate x) * (up x)
+//   GATE_UP  experts by tile list: BM / 2 rows of gate and of up; out (pairs, rows) = silu(gate x) * (up x);
+//            with NEXT_ORDER and NEXT_SUMS quantised, for a format with this order and groups of sums (0: none)
 //   PAIRS    experts by tile list, one matrix; out (pairs, rows)
 // A tile list (group_rows.cu) has (expert, first, count) for each tile of at most BN pairs; pairs are sorted by expert. The
 // columns of such a tile are dealt evenly to the warps.
 #include "device.cuh"
 #include "formats.cuh"
+#include "quantize.cuh"
 
 #define DENSE 0
 #define GATE_UP 1
@@ -40,6 +42,8 @@ struct Arguments {
     const int* order;    // pairs sorted by expert
     const int4* tile_list;
     const int* n_tiles;
+    float* next_d;       // GATE_UP, quantised: scales and sums beside the int8 in matrix[0].out
+    float* next_sums;
     int n, divide, cols, row_tiles;  // the input of a pair is pair / divide
 };
 
@@ -68,8 +72,11 @@ enum {
     AT_INPUTS = AT_UNPACKED + 2 * UNPACKED,
     AT_SOURCE = AT_INPUTS + 2 * FETCHED,
     AT_TABLE = AT_SOURCE + BN * 4,
-    SHARED_BYTES = AT_TABLE + TABLE
+    SHARED_BYTES = AT_TABLE + TABLE,
+    LINE_H = BM / 2 + 4              // floats of a column of silu(gate x) * (up x) that is to be quantised
 };
+
+static_assert(BN * LINE_H * 4 <= AT_SOURCE, "a tile of results does not fit where the operands were");
 
 static_assert(SHARED_BYTES == SHARED, "prompt_plans.py asks for another size than this layout has");
 
@@ -344,6 +351,39 @@ DEVICE void store_tile(const Arguments& a, const float (&acc)[MT][NT][4], const 
     }
 }
 
+#ifdef NEXT_ORDER
+// silu(gate x) * (up x) of the whole tile to shared memory, then quantised as quantize.cu does it.
+DEVICE void store_quantized(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, float* tile, int eights,
+                            int wm, int wn) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+        if (j >= eights) break;
+#pragma unroll
+        for (int i = 0; i < MT; i += 2)
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const int column = 8 * (eights * wn + j) + 2 * t + (k & 1), row = 8 * (MT * wm + i + (k >> 1)) + g;
+                tile[column * LINE_H + row] = silu_f32(acc[i][j][k]) * acc[i + 1][j][k];
+            }
+    }
+    __syncthreads();
+    enum { OCTETS = BM / 16, SUM_OF = NEXT_SUMS ? NEXT_SUMS : 32 };  // octets of a column
+    u8* q = (u8*)a.matrix[0].out;
+    for (int first = 0; first < w.count * OCTETS; first += THREADS) {
+        const int i = first + threadIdx.x, column = i / OCTETS, u = i % OCTETS, row = w.row + 8 * u;
+        float v[8];
+        load_octet(v, tile + min(column, BN - 1) * LINE_H + 8 * u);
+        const Octet octet = quantize_octet(v);
+        if (column >= w.count || row >= w.rows) continue;
+        const long long block = (long long)a.order[w.begin + column] * (w.rows / 32) + row / 32;
+        store_octet<NEXT_ORDER>(q + 32 * block, u & 3, octet);
+        if ((u & 3) == 0) a.next_d[block] = octet.d;
+        if (NEXT_SUMS) store_sums<SUM_OF>(a.next_sums + block * (32 / SUM_OF), u & 3, octet);
+    }
+}
+#endif
+
 KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Arguments a) {
     extern __shared__ __align__(16) u8 shared[];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -410,5 +450,9 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
         copies_wait<0>();
         __syncthreads();
     }
+#ifdef NEXT_ORDER
+    store_quantized(a, acc, w, (float*)shared, eights, wm, wn);
+#else
     if (busy) store_tile(a, acc, w, eights, wm, wn);
+#endif
 }

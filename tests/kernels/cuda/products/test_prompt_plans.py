@@ -29,8 +29,8 @@ def test_no_way_to_cut_a_prompt_changes_a_bit(host, random_weight, only_cut, nam
     host.check_linear([random_weight(name, rows, cols)], only_cut.columns + 9)
 
 
-def test_no_way_to_cut_the_experts_of_a_prompt_changes_a_bit(host, random_weight, only_cut):
-    kinds = ("IQ3_S", "IQ3_S", "Q4_0")
+@pytest.mark.parametrize("kinds", [("IQ3_S", "IQ3_S", "Q4_1"), ("Q8_0", "Q8_0", "F16"), ("Q6_K", "Q8_0", "Q4_0")])
+def test_no_way_to_cut_the_experts_of_a_prompt_changes_a_bit(host, random_weight, only_cut, kinds):
     shapes = ((96, 256), (96, 256), (256, 96))
     stacks = [random_weight(t, *s, experts=3, seed=i) for i, (t, s) in enumerate(zip(kinds, shapes, strict=True))]
     host.check_mixture(tuple(stacks), 57, 2)
