@@ -25,6 +25,9 @@ MOST_TAPS: Final = 8
 COLUMNS: Final = 16
 """State columns of a block of the scan, as in the source."""
 _SCAN_THREADS: Final = 8 * COLUMNS
+_FEW: Final = 2
+_MANY: Final = 16
+"""Tokens of a tile: with few the blocks of a window are so small that they come beside the kernel before it."""
 _WARPS: Final = 4
 
 
@@ -75,7 +78,7 @@ def gdn(
         if window:
             launch(
                 "gdn_scan.cu", "gdn_window", grid, block,
-                p, *weights, state, segments, o, *sizes, **constants,
+                p, *weights, state, segments, o, *sizes, TOKENS=_FEW if n == size["s"] else _MANY, **constants,
             )  # fmt: skip
         else:
             c, decay, beta = workspace.array((n, channels)), workspace.array((n, heads)), workspace.array((n, heads))

@@ -31,6 +31,7 @@ def operations() -> Iterator[tuple[str, Constants]]:
     for d in HEAD_SIZES:
         yield "gdn.cu", {"HEAD_SIZE": d, "TAPS": 4}
         yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4}
+        yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4, "TOKENS": 2}
     for cache in _CACHES:
         yield "qsa_prepare.cu", {"CACHE": cache}
         yield "qsa_window.cu", {"CACHE": cache}

@@ -16,10 +16,13 @@
 // Source   the order of every sum is that of `ops.Kernels.gdn`
 #include "gdn_window.cuh"
 
+#ifndef TOKENS
+#define TOKENS 16
+#endif
+
 constexpr int GROUPS = 8;
 constexpr int ROWS = D / GROUPS;
 constexpr int COLUMNS = 16;
-constexpr int TOKENS = 16;
 constexpr int SCAN_THREADS = GROUPS * COLUMNS;
 
 // Shared memory of a scan block. A group's rows are followed by a gap, so that the eight groups of a column lie in
@@ -32,7 +35,7 @@ struct Shape {
         float q[TOKENS][VECTOR], k[TOKENS][VECTOR], v[TOKENS][COLUMNS], decay[TOKENS], beta[TOKENS];
     };
     static constexpr int TILE_FLOATS = sizeof(Tile) / 4;
-    static_assert(GROUPS * STATE_GROUP <= TILE_FLOATS, "the state passes through the memory of a tile");
+    static constexpr int PASSAGE = GROUPS * STATE_GROUP > TILE_FLOATS ? GROUPS * STATE_GROUP : TILE_FLOATS;
 };
 
 // What a block works on.
@@ -193,7 +196,7 @@ DEVICE Work work_of(const float* c, const float* decay, const float* beta, int k
 // All tokens of a segment; `fill(tile, first)` brings those from `first` to a tile, and commits its copies.
 template <class Fill>
 DEVICE void scan(const Work& g, const Segment& seg, float* state, float* o, const Fill& fill) {
-    __shared__ __align__(16) float memory[2 * Shape::TILE_FLOATS];
+    __shared__ __align__(16) float memory[Shape::TILE_FLOATS + Shape::PASSAGE];
     __shared__ __align__(16) float out[2][TOKENS][COLUMNS];
     Shape::Tile* tiles = reinterpret_cast<Shape::Tile*>(memory);
     const int tid = threadIdx.x, group = group_of(tid), mine = column_of(tid);
@@ -209,6 +212,7 @@ DEVICE void scan(const Work& g, const Segment& seg, float* state, float* o, cons
         copy16(passage + row / ROWS * Shape::STATE_GROUP + row % ROWS * COLUMNS + x, before + row * D + x);
     }
     copies_commit();
+    inputs_ready();  // the state is older than they are
     fill(tiles[0], seg.begin);
     copies_wait<1>();
     __syncthreads();
@@ -263,7 +267,6 @@ struct Convolve {
 KERNEL void __launch_bounds__(SCAN_THREADS, 4)
     gdn_scan(const float* c, const float* decay, const float* beta, const float* p, float* conv, float* state,
              const int* segments, float* o, int key_heads, int value_heads) {
-    inputs_ready();
     const Work g = work_of(c, decay, beta, key_heads, value_heads);
     const Segment seg = segment_at(segments, blockIdx.z);
     scan(g, seg, state, o, Load{g, seg.end});
@@ -282,7 +285,6 @@ KERNEL void __launch_bounds__(SCAN_THREADS, 4)
 KERNEL void __launch_bounds__(SCAN_THREADS, 4)
     gdn_window(const float* p, const float* conv_w, const float* conv, const float* b, const float* a, const float* w_a,
                const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads) {
-    inputs_ready();
     const Work g = work_of(nullptr, nullptr, nullptr, key_heads, value_heads);
     const Segment seg = segment_at(segments, blockIdx.z);
     const Raw raw = {Window::of(p, conv_w, conv, g.channels, seg), b, a, w_a, w_dt};
