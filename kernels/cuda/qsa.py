@@ -5,7 +5,7 @@ device knows; the host knows a bound (`Limits.bound`), which sizes grids and scr
 once. Up to WINDOW_ROWS rows the work of a row is spread over the card; above, a row is the work of a block, and rows
 are taken as many at a time as the scratch holds. The bits are the same.
 
-Shapes   head_dim 64, 128, 192 or 256; index_dim a multiple of 32 up to 256; keys and values float32 or float16
+Shapes   head_dim 64, 128, 192 or 256; index_dim a multiple of 32 up to 256; keys and values in the formats of kv.py
 Errors   ValueError for shapes; positions, slots and tables are the caller's to check (they are on the device)
 Cost     a row reads its kept keys and values once for the query heads that share them, and, where the blocks compete,
          all its block keys; many rows share a read of the block keys
@@ -17,8 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from strata.kernels.check import check, require
+from strata.kernels.cuda import card as cards
 from strata.kernels.cuda.launch import F32, I32, launch
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
+from strata.kernels.kv import KvFormat, format_of
 from strata.kernels.ops import ATTENTION_PART, PAGE, AttentionPages, Norms, Rope
 
 WINDOW_ROWS: Final = 16
@@ -40,11 +42,13 @@ _SELECT_MANY: Final = 256
 _SLICE: Final = 32
 _KEPT_AT_ONCE: Final = 32
 _MOST_KEY_BLOCKS: Final = 1024
+_STATIC: Final = 1024
+"""Bytes for the shared variables that qsa_values_row declares itself."""
 _INT: Final = 4
 _FLOAT: Final = 4
 
-_TYPES: Final = {"float32": "Float32", "float16": "Float16"}
-"""Types of keys and values, and what the sources call them."""
+FORMATS: Final = {"fp32": "Float32", "fp16": "Float16", "int8": "Packed8", "q4_0": "Packed4"}
+"""Formats of keys and values, and what the sources call them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +76,8 @@ def limits(workspace: Workspace, scratch_bytes: int) -> Limits:
 class _Shape:
     """Sizes of a call. `kept`, `blocks`, `parts`: the most of one row; blocks 0 = they never compete."""
 
-    type: str
+    keys: KvFormat
+    values: KvFormat
     pages_of_a_slot: int
     kv_heads: int
     heads: int
@@ -92,6 +97,11 @@ class _Shape:
     @property
     def parts(self) -> int:
         return -(-self.kept // ATTENTION_PART)
+
+    @property
+    def formats(self) -> dict[str, str]:
+        """Constants of the sources."""
+        return {"KEYS": FORMATS[self.keys.name], "VALUES": FORMATS[self.values.name]}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,9 +199,8 @@ def _check(rows: _Rows) -> _Shape:
     if rows.asked is not None:
         q_gate, index_q = rows.asked
         arrays |= {"q_gate": (q_gate, "n heads 2 head_dim", F32), "index_q": (index_q, "n index_heads index_dim", F32)}
-    kind = str(pages.k.dtype)
-    require(kind in _TYPES, f"pages.k must be one of {', '.join(_TYPES)}, got {kind}")
-    element: Any = pages.k.dtype.type
+    width = norms.k.shape[-1]
+    keys, values = format_of("pages.k", pages.k, width), format_of("pages.v", pages.v, width)
     size = check(
         **arrays,
         slots=(rows.slots, "n", I32),
@@ -201,8 +210,8 @@ def _check(rows: _Rows) -> _Shape:
         norm_q=(norms.q, "head_dim", F32),
         norm_index_k=(norms.index_k, "index_dim", F32),
         norm_index_q=(norms.index_q, "index_dim", F32),
-        pages_k=(pages.k, f"pages {PAGE} kv_heads head_dim", element),
-        pages_v=(pages.v, f"pages {PAGE} kv_heads head_dim", element),
+        pages_k=(pages.k, f"pages {PAGE} kv_heads {keys.row(width)}", keys.dtype.type),
+        pages_v=(pages.v, f"pages {PAGE} kv_heads {values.row(width)}", values.dtype.type),
         pages_raw=(pages.raw, f"pages {PAGE} index_dim", F32),
         pages_block=(pages.block, "pages blocks index_dim", F32),
         cos=(rope.cos, "angles half", F32),
@@ -217,7 +226,7 @@ def _check(rows: _Rows) -> _Shape:
     require(kv_heads * d // _SLICE <= MOST_UNITS, f"kv_heads * head_dim must be at most {MOST_UNITS * _SLICE}")
     require(index_heads <= _SCORED_QUERIES, f"index_q must have at most {_SCORED_QUERIES} heads, got {index_heads}")
     return _Shape(
-        _TYPES[kind], size["pages_of_a_slot"], kv_heads, heads, d, index_heads, index_dim, pages.r, half, 0, 0, 0
+        keys, values, size["pages_of_a_slot"], kv_heads, heads, d, index_heads, index_dim, pages.r, half, 0, 0, 0
     )
 
 
@@ -246,7 +255,7 @@ def _prepare(rows: _Rows, g: _Shape, store: bool, queries: tuple[DeviceArray, De
         pages.k, pages.v, pages.raw, pages.block, q, iq,
         *(I32(a) for a in (g.pages_of_a_slot, g.kv_heads, g.heads, g.index_heads, g.d, g.index_dim, g.r, g.half, first,
                            last)),
-        F32(rows.eps), CACHE=g.type,
+        F32(rows.eps), **g.formats,
     )  # fmt: skip
 
 
@@ -276,7 +285,7 @@ def _stride(n: int) -> int:
 
 def _rows_at_once(g: _Shape, scratch_bytes: int) -> int:
     """Rows whose queries and scores fit the scratch."""
-    floats = g.heads * (g.d + _stride(g.kept)) + g.index_heads * g.index_dim + _stride(g.blocks)
+    floats = g.heads * (g.d + _stride(g.kept) + g.parts) + g.index_heads * g.index_dim + _stride(g.blocks)
     return max(1, scratch_bytes // (_FLOAT * floats + _INT * g.picked))
 
 
@@ -298,7 +307,7 @@ def _batch(workspace: Workspace, bounds: Limits, g: _Shape, rows: _Rows, few: bo
     if few:
         _attend_few(workspace, bounds, g, n, row, q, s, stride, rows.pages, rows.asked[0], out)
     else:
-        _attend_many(g, n, row, q, s, stride, rows.pages, rows.asked[0], out)
+        _attend_many(workspace, g, n, row, q, s, stride, rows.pages, rows.asked[0], out)
 
 
 def _select(workspace: Workspace, g: _Shape, few: bool, rows: _Rows, iq: DeviceArray) -> DeviceArray:
@@ -326,6 +335,15 @@ def _select(workspace: Workspace, g: _Shape, few: bool, rows: _Rows, iq: DeviceA
     return chosen
 
 
+def _row_bytes(form: KvFormat, d: int) -> int:
+    return form.row(d) * form.dtype.itemsize
+
+
+def _slice_bytes(form: KvFormat) -> int:
+    """Bytes of _SLICE dims of a row in the shared memory of qsa_values: the word of a scale takes 16."""
+    return _SLICE * form.bits // 8 + (16 if form.packed else 0)
+
+
 def _attend_few(
     workspace: Workspace,
     bounds: Limits,
@@ -339,21 +357,27 @@ def _attend_few(
     q_gate: DeviceArray,
     out: DeviceArray,
 ) -> None:
-    size, units, threads = pages.k.dtype.itemsize, g.kv_heads * g.d // _SLICE, (_THREADS,)
+    units, threads = g.kv_heads * g.d // _SLICE, (_THREADS,)
     partial = workspace.array((n * units * g.parts * g.group * (_SLICE + 2),))
     launch(
         "qsa_window.cu", "qsa_keys", (min(-(-g.kept // _KEPT_AT_ONCE), _MOST_KEY_BLOCKS), g.kv_heads, n),
         threads, *row, q, pages.k, s, I32(stride),
-        shared=_FLOAT * g.group * g.d + _KEPT_AT_ONCE * (g.d * size + 16), CACHE=g.type,
+        shared=_FLOAT * g.group * g.d + _KEPT_AT_ONCE * (_row_bytes(g.keys, g.d) + 16), **g.formats,
     )  # fmt: skip
     launch(
         "qsa_window.cu", "qsa_values", (g.parts, units, n), threads,
         *row, s, I32(stride), pages.v, q_gate, partial, bounds.ended, out,
-        shared=ATTENTION_PART * (_FLOAT * g.group + _SLICE * size), CACHE=g.type,
+        shared=ATTENTION_PART * (_FLOAT * g.group + _slice_bytes(g.values)), **g.formats,
     )  # fmt: skip
 
 
+def _values_bytes(heads: int, d: int) -> int:
+    """Shared memory of qsa_values_row: a part of every warp, and the sums of all parts."""
+    return _FLOAT * (_WARPS * (heads + 1) * ATTENTION_PART + heads * d)
+
+
 def _attend_many(
+    workspace: Workspace,
     g: _Shape,
     n: int,
     row: tuple[Any, ...],
@@ -364,13 +388,17 @@ def _attend_many(
     q_gate: DeviceArray,
     out: DeviceArray,
 ) -> None:
-    heads = next(h for h in HEADS_OF_A_THREAD if g.group % h == 0)
+    room = cards.card().shared_block - _STATIC
+    heads = next(h for h in HEADS_OF_A_THREAD if g.group % h == 0 and _values_bytes(h, g.d) <= room)
     chunks = g.heads // heads
+    constants = {"HEADS": heads, "HEAD_SIZE": g.d, **g.formats}
+    peaks = workspace.array((n, g.heads, g.parts))
     launch(
         "qsa_prompt.cu", "qsa_keys_row", (g.parts, chunks, n), (_THREADS,),
-        *row, q, pages.k, s, I32(stride), CACHE=g.type, HEADS=heads,
+        *row, q, pages.k, s, I32(stride), peaks, **constants,
     )  # fmt: skip
     launch(
-        "qsa_prompt.cu", "qsa_values_row", (chunks, n), (g.d // 2,),
-        *row, s, I32(stride), pages.v, q_gate, out, CACHE=g.type, HEADS=heads,
+        "qsa_prompt.cu", "qsa_values_row", (chunks, n), (_THREADS,),
+        *row, s, I32(stride), peaks, I32(g.parts), pages.v, q_gate, out,
+        shared=_values_bytes(heads, g.d), **constants,
     )  # fmt: skip

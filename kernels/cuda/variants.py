@@ -10,10 +10,11 @@ from typing import Final
 
 from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.gdn import HEAD_SIZES
-from strata.kernels.cuda.qsa import HEADS_OF_A_THREAD
+from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD
+from strata.kernels.kv import KV
 
 _PLAIN: Final = ("norm", "embed", "ple", "sample", "window", "qsa_score", "qsa_select")
-_CACHES: Final = ("Float32", "Float16")
+_GROUPS: Final = tuple((256, heads) for heads in HEADS_OF_A_THREAD[1:]) + ((128, 12), (192, 1))
 
 
 def operations() -> Iterator[tuple[str, Constants]]:
@@ -32,8 +33,9 @@ def operations() -> Iterator[tuple[str, Constants]]:
         yield "gdn.cu", {"HEAD_SIZE": d, "TAPS": 4}
         yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4}
         yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4, "TOKENS": 2}
-    for cache in _CACHES:
-        yield "qsa_prepare.cu", {"CACHE": cache}
-        yield "qsa_window.cu", {"CACHE": cache}
-        for heads in HEADS_OF_A_THREAD:
-            yield "qsa_prompt.cu", {"CACHE": cache, "HEADS": heads}
+    for keys, values in KV.values():
+        formats: Constants = {"KEYS": FORMATS[keys.name], "VALUES": FORMATS[values.name]}
+        yield "qsa_prepare.cu", formats
+        yield "qsa_window.cu", formats
+        for d, heads in ((256, 12), (64, 2), *_GROUPS * (keys.name == "fp32")):
+            yield "qsa_prompt.cu", formats | {"HEAD_SIZE": d, "HEADS": heads}

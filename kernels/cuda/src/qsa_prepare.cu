@@ -55,7 +55,7 @@ KERNEL void __launch_bounds__(128)
     qsa_prepare(const int* tables, const int* slots, const int* positions, const float* k, const float* v,
                 const float* index_k, const float* q_gate, const float* index_q, const float* norm_k,
                 const float* norm_index_k, const float* norm_q, const float* norm_index_q, const float* cos,
-                const float* sin, Cache::Value* cached_k, Cache::Value* cached_v, float* raw, float* block, float* q,
+                const float* sin, u8* cached_k, u8* cached_v, float* raw, float* block, float* q,
                 float* iq, int pages_of_a_slot, int kv_heads, int heads, int index_heads, int d, int index_dim, int r,
                 int half, int first, int last, float eps) {
     inputs_ready();
@@ -67,13 +67,11 @@ KERNEL void __launch_bounds__(128)
     int task = first + blockIdx.x * 4 + warp;
     if (task >= last) return;
     if (task < kv_heads) {
-        const long long from = (static_cast<long long>(row) * kv_heads + task) * d;
-        const long long to = (token_row(tables, pages_of_a_slot, slots[row], position) * kv_heads + task) * d;
-        norm_to_buffer(k + from, d, norm_k, eps, rope, position, buffer);
-        for (int i = lane; i < d; i += 32) {
-            cached_k[to + i] = Cache::put(buffer[i]);
-            cached_v[to + i] = Cache::put(v[from + i]);
-        }
+        const float* from = v + (static_cast<long long>(row) * kv_heads + task) * d;
+        const long long to = token_row(tables, pages_of_a_slot, slots[row], position) * kv_heads + task;
+        norm_to_buffer(k + (static_cast<long long>(row) * kv_heads + task) * d, d, norm_k, eps, rope, position, buffer);
+        Keys::put_row(cached_k + to * Keys::row(d), d, [&](int i) { return buffer[i]; });
+        Values::put_row(cached_v + to * Values::row(d), d, [&](int i) { return from[i]; });
         return;
     }
     task -= kv_heads;

@@ -1,163 +1,353 @@
 // Attention of many rows: a row is enough work for a block. HEADS query heads that share keys are computed together.
 //
-// qsa_keys_row    a block is one part of a row, 2 tokens x HEADS query heads a thread
-// qsa_values_row  a block is a row and HEADS query heads, all parts in order
-// Why 2 x HEADS: of 12 heads a thread has 96 sums and loads 14 vectors from shared memory for 96 fma.
+// qsa_keys_row    a block is one part of a row. A lane has one of the four chains of 8 tokens x HEADS query heads: 8 + HEADS
+//                 loads of a word from shared memory for 8 * HEADS fma. Also the largest score of each head and part
+// qsa_values_row  a block is a row and HEADS query heads; a warp takes a part, D / 32 dims of all heads a lane, and the block
+//                 joins the parts of its warps in order
+// Why one chain: with whole dots in a thread the same 96 sums take 14 loads of four words, and the words that come back
+//                 are what the shared memory is short of. Sum t of a lane is token t ^ chain, so the exchanges that join
+//                 the chains find the token a lane keeps in the same register in every lane.
+//
+// Constants   HEAD_SIZE = D, HEADS, KEYS, VALUES
 #include "attend.cuh"
 
+#ifndef HEAD_SIZE
+#define HEAD_SIZE 256
+#endif
 #ifndef HEADS
 #define HEADS 12
 #endif
 
-constexpr int SLICE = 16;
+constexpr int D = HEAD_SIZE;
+constexpr int WARPS = THREADS / 32;
 
+// ------------------------------------------------------------------------------------------------------------- keys
+
+constexpr int SLICE = 16;      // dims at a time
+constexpr int TOKENS = 8;      // of a lane
+constexpr int FEW_TOKENS = 8;  // a part of so few is computed from device memory
+
+// Keys of a part, SLICE dims of them, and of its queries. Pitches keep eight tokens in different banks.
+template <class Value>
 struct Slices {
-    static constexpr int GAP = 16 / sizeof(Cache::Value);
-    Cache::Value k[PART][SLICE + GAP];
+    static constexpr int PITCH = SLICE + 16 / sizeof(Value);
+    Value k[PART][PITCH];
     float q[HEADS][SLICE];
 };
 
-// Start the copies of dims [at, at + SLICE) of the keys of a part and of their queries.
-DEVICE void load_slice(Slices& to, const int* tokens, int count, const Cache::Value* cached,
-                       const float* q, const Args& g, int kv, int at) {
-    constexpr int PIECE = 16 / sizeof(Cache::Value), PIECES = SLICE / PIECE;
-#pragma unroll 2
-    for (int e = threadIdx.x; e < count * PIECES; e += THREADS) {
-        const int t = e / PIECES, x = e % PIECES * PIECE;
-        copy16(&to.k[t][x], cached + (static_cast<long long>(tokens[t]) * g.kv_heads + kv) * g.d + at + x);
+// Plain formats are copied asynchronously as they are; a thread takes the same piece of several tokens.
+template <class Format>
+struct Stage {
+    typedef typename Format::Value Value;
+    typedef Slices<Value> To;
+    static constexpr int PIECE = 16 / sizeof(Value), PIECES = SLICE / PIECE, EACH = THREADS / PIECES, N = PART / EACH;
+    const u8* at;
+    u32 rows[N];  // in 16 bytes
+
+    DEVICE Stage(const u8* cached, const int* tokens, int kv_heads, int kv) {
+        at = cached + threadIdx.x % PIECES * 16;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            rows[i] = (static_cast<u32>(tokens[threadIdx.x / PIECES + i * EACH]) * kv_heads + kv) * (Format::row(D) / 16);
     }
-    if (threadIdx.x < HEADS * SLICE / 4) {
-        const int h = threadIdx.x / (SLICE / 4), x = threadIdx.x % (SLICE / 4) * 4;
-        copy16(&to.q[h][x], q + h * g.d + at + x);
+    DEVICE void fetch(To& to, int slice) {
+        const u8* from = at + slice * SLICE * sizeof(Value);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            copy16(&to.k[threadIdx.x / PIECES + i * EACH][threadIdx.x % PIECES * PIECE], from + rows[i] * 16ull);
     }
-    copies_commit();
+    DEVICE void land(To&) {}
+    DEVICE static float get(Value v) { return Format::get(v); }
+};
+
+// Codes are fetched to registers and land as float32; a thread takes the whole slice of several tokens.
+template <class Codes>
+struct Stage<Packed<Codes>> {
+    typedef Packed<Codes> Format;
+    typedef Slices<float> To;
+    typedef typename Word<Codes::UNIT_BYTES(8)>::T Eight;
+    static constexpr int N = PART / THREADS;
+    const u8* row[N];
+    Eight codes[N][2];
+    u16 scales[N];
+
+    DEVICE Stage(const u8* cached, const int* tokens, int kv_heads, int kv) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            row[i] = cached + (static_cast<long long>(tokens[threadIdx.x + i * THREADS]) * kv_heads + kv) * Format::row(D);
+    }
+    DEVICE void fetch(To&, int slice) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const Eight* from = reinterpret_cast<const Eight*>(row[i] + Codes::UNIT_BYTES(slice * SLICE));
+            codes[i][0] = from[0], codes[i][1] = from[1];
+            scales[i] = Format::scale_of(row[i], D, slice * SLICE);
+        }
+    }
+    DEVICE void land(To& to) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const Scale s(scales[i], Codes::ZERO);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float v[8];
+                Codes::template spread<8>(codes[i][half], s, v);
+                float4* p = reinterpret_cast<float4*>(&to.k[threadIdx.x + i * THREADS][8 * half]);
+                p[0] = make_float4(v[0], v[1], v[2], v[3]), p[1] = make_float4(v[4], v[5], v[6], v[7]);
+            }
+        }
+    }
+    DEVICE static float get(float v) { return v; }
+};
+
+// Scores of the few tokens of a part: a thread a dot.
+DEVICE void few_keys(const float* q, const u8* cached, const int* tokens, int count, int kv_heads, int kv, float* s,
+                     int stride, float scale) {
+    for (int e = threadIdx.x; e < count * HEADS; e += THREADS) {
+        const int t = e / HEADS, h = e % HEADS;
+        const u8* row = cached + (static_cast<long long>(tokens[t]) * kv_heads + kv) * Keys::row(D);
+        float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 4
+        for (int x = 0; x < D; x += 8) {
+            float k[8];
+            Keys::load8(row, D, x, k);
+            add_products(c, q + h * D + x, k);
+        }
+        s[h * static_cast<long long>(stride) + t] = join_chains(c) * scale;
+    }
 }
 
+// Dots of 64 tokens with all heads by a warp, chains apart.
+struct Dots {
+    float c[TOKENS][HEADS];
+
+    template <class Value>
+    DEVICE void add(const Slices<Value>& tile, int first, int chain, int group) {
+        const Value* k[4];
+#pragma unroll
+        for (int t = 0; t < 4; t++) k[t] = &tile.k[first + group + 8 * (t ^ chain)][chain];
+#pragma unroll
+        for (int x = 0; x < SLICE; x += 4) {
+            float keys[TOKENS], queries[HEADS];
+#pragma unroll
+            for (int t = 0; t < TOKENS; t++)
+                keys[t] = Stage<Keys>::get(k[t % 4][(t & 4) * 8 * Slices<Value>::PITCH + x]);
+#pragma unroll
+            for (int h = 0; h < HEADS; h++) queries[h] = tile.q[h][x + chain];
+#pragma unroll
+            for (int t = 0; t < TOKENS; t++)
+#pragma unroll
+                for (int h = 0; h < HEADS; h++) c[t][h] = fmaf(queries[h], keys[t], c[t][h]);
+        }
+    }
+
+    // (c0 + c1) + (c2 + c3). Lane (group, chain) keeps the tokens group + 8 * chain in c[0], and 32 more in c[4].
+    DEVICE void join() {
+#pragma unroll
+        for (int t = 0; t < TOKENS; t += 2)
+#pragma unroll
+            for (int h = 0; h < HEADS; h++) c[t][h] = c[t][h] + __shfl_xor_sync(ALL, c[t + 1][h], 1);
+#pragma unroll
+        for (int t = 0; t < TOKENS; t += 4)
+#pragma unroll
+            for (int h = 0; h < HEADS; h++) c[t][h] = c[t][h] + __shfl_xor_sync(ALL, c[t + 2][h], 2);
+    }
+};
+
 KERNEL void __launch_bounds__(THREADS, 3)
-    qsa_keys_row(ROW_ARGUMENTS, const float* q, const Cache::Value* cached, float* s, int stride) {
+    qsa_keys_row(ROW_ARGUMENTS, const float* q, const u8* cached, float* s, int stride, float* peaks) {
     inputs_ready();
     const Args g = ROW;
-    constexpr int EACH = PART / THREADS;
-    __shared__ __align__(16) Slices slices[2];
+    typedef Stage<Keys> Staged;
+    __shared__ __align__(16) typename Staged::To tiles[2];
     __shared__ int tokens[PART];
+    __shared__ float tops[WARPS][HEADS];
     const int row = blockIdx.z, tid = threadIdx.x, chunks = g.heads / g.kv_heads / HEADS, kv = blockIdx.y / chunks;
     const Kept kept = g.kept(row);
     const int first = blockIdx.x * PART, count = min(PART, kept.count - first);
     if (count <= 0) return;
     const long long first_head = static_cast<long long>(row) * g.heads + blockIdx.y * HEADS;
-    q += first_head * g.d;
-    for (int t = tid; t < count; t += THREADS) tokens[t] = g.token(row, kept, first + t);
+    q += first_head * D, s += first_head * stride + first, peaks += first_head * gridDim.x + blockIdx.x;
+    for (int t = tid; t < PART; t += THREADS) tokens[t] = g.token(row, kept, first + min(t, count - 1));
     __syncthreads();
-    float c[EACH][HEADS][4];
-#pragma unroll
-    for (int a = 0; a < EACH; a++)
-#pragma unroll
-        for (int h = 0; h < HEADS; h++) c[a][h][0] = c[a][h][1] = c[a][h][2] = c[a][h][3] = 0.0f;
-    load_slice(slices[0], tokens, count, cached, q, g, kv, 0);
-    for (int at = 0, u = 0; at < g.d; at += SLICE, u ^= 1) {
-        if (at + SLICE < g.d)
-            load_slice(slices[u ^ 1], tokens, count, cached, q, g, kv, at + SLICE);
-        else
-            copies_commit();
-        copies_wait<1>();
+    const float scale = 1.0f / sqrtf(static_cast<float>(D));
+    if (count <= FEW_TOKENS) {
+        few_keys(q, cached, tokens, count, g.kv_heads, kv, s, stride, scale);
         __syncthreads();
-#pragma unroll 1
-        for (int x = 0; x < SLICE; x += 8) {
-            float k[EACH][8];
-#pragma unroll
-            for (int a = 0; a < EACH; a++) Cache::load8(&slices[u].k[tid + a * THREADS][x], k[a]);
-#pragma unroll
-            for (int h = 0; h < HEADS; h++)
-#pragma unroll
-                for (int a = 0; a < EACH; a++) add_products(c[a][h], &slices[u].q[h][x], k[a]);
-        }
-        __syncthreads();
-    }
-    const float scale = 1.0f / sqrtf(static_cast<float>(g.d));
-#pragma unroll
-    for (int a = 0; a < EACH; a++)
-        if (tid + a * THREADS < count)
-#pragma unroll
-            for (int h = 0; h < HEADS; h++)
-                s[(first_head + h) * stride + first + tid + a * THREADS] = join_chains(c[a][h]) * scale;
-}
-
-// Largest score of each head over all kept tokens, to shared memory; a warp a head.
-DEVICE void tops_of_heads(const float* s, long long stride, int count, float* tops) {
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
-    for (int h = warp; h < HEADS; h += warps) {
+        if (tid >= HEADS) return;
         float top = -INFINITE;
-        for (int t = lane; t < count; t += 32) top = fmaxf(top, s[h * stride + t]);
-        top = warp_max(top);
-        if (lane == 0) tops[h] = top;
+        for (int t = 0; t < count; t++) top = fmaxf(top, s[tid * static_cast<long long>(stride) + t]);
+        peaks[tid * gridDim.x] = top;
+        return;
     }
-}
-
-// A thread has the dims 2 i and 2 i + 1 of all heads.
-KERNEL void __launch_bounds__(THREADS)
-    qsa_values_row(ROW_ARGUMENTS, const float* s, int stride, const Cache::Value* cached, const float* q_gate,
-                   float* out) {
-    inputs_ready();
-    const Args g = ROW;
-    __shared__ __align__(16) float e[HEADS][PART];
-    __shared__ float tops[HEADS], shares[HEADS], totals[HEADS];
-    __shared__ int tokens[PART];
-    const int row = blockIdx.y, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, warps = blockDim.x >> 5;
-    const int chunks = g.heads / g.kv_heads / HEADS, kv = blockIdx.x / chunks;
-    const Kept kept = g.kept(row);
-    const long long first_head = static_cast<long long>(row) * g.heads + blockIdx.x * HEADS;
-    s += first_head * stride;
-    cached += kv * g.d + 2 * tid;
-    tops_of_heads(s, stride, kept.count, tops);
-    if (tid < HEADS) totals[tid] = 0.0f;
-    float2 o[HEADS];
+    const int lane = tid & 31, warp = tid >> 5, chain = lane & 3, group = lane >> 2;
+    Staged stage(cached, tokens, g.kv_heads, kv);
+    auto fetch = [&](typename Staged::To& to, int slice) {
+        stage.fetch(to, slice);
+        if (tid < HEADS * SLICE / 4) {
+            const int h = tid / (SLICE / 4), x = tid % (SLICE / 4) * 4;
+            copy16(&to.q[h][x], q + h * D + slice * SLICE + x);
+        }
+    };
+    Dots dots;
 #pragma unroll
-    for (int h = 0; h < HEADS; h++) o[h] = make_float2(0.0f, 0.0f);
-    for (int first = 0; first < kept.count; first += PART) {
-        const int count = min(PART, kept.count - first);
+    for (int t = 0; t < TOKENS; t++)
+#pragma unroll
+        for (int h = 0; h < HEADS; h++) dots.c[t][h] = 0.0f;
+    fetch(tiles[0], 0);
+    copies_commit();
+    stage.land(tiles[0]);
+#pragma unroll 1
+    for (int slice = 0, u = 0; slice < D / SLICE; slice++, u ^= 1) {
+        copies_wait<0>();
         __syncthreads();
-        for (int h = warp; h < HEADS; h += warps) {
-            const float2 peak_and_sum = exponentials(s + static_cast<long long>(h) * stride + first, count, e[h]);
-            const float share = exp_f32(peak_and_sum.x - tops[h]);
-            if (lane == 0) shares[h] = share, totals[h] = fmaf(share, peak_and_sum.y, totals[h]);
-        }
-        for (int t = tid; t < count; t += blockDim.x) tokens[t] = g.token(row, kept, first + t);
-        __syncthreads();
-        float2 own[HEADS];
-#pragma unroll
-        for (int h = 0; h < HEADS; h++) own[h] = make_float2(0.0f, 0.0f);
-        const long long token_values = g.kv_heads * g.d;
-        int t = 0;
-        for (; t + 4 <= count; t += 4) {
-            float2 v[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) v[i] = Cache::load2(cached + tokens[t + i] * token_values);
-#pragma unroll
-            for (int h = 0; h < HEADS; h++) {
-                const float4 w = *reinterpret_cast<const float4*>(&e[h][t]);
-                own[h].x = fmaf(w.w, v[3].x, fmaf(w.z, v[2].x, fmaf(w.y, v[1].x, fmaf(w.x, v[0].x, own[h].x))));
-                own[h].y = fmaf(w.w, v[3].y, fmaf(w.z, v[2].y, fmaf(w.y, v[1].y, fmaf(w.x, v[0].y, own[h].y))));
-            }
-        }
-        for (; t < count; t++) {
-            const float2 v = Cache::load2(cached + tokens[t] * token_values);
-#pragma unroll
-            for (int h = 0; h < HEADS; h++) {
-                own[h].x = fmaf(e[h][t], v.x, own[h].x);
-                own[h].y = fmaf(e[h][t], v.y, own[h].y);
-            }
-        }
-#pragma unroll
-        for (int h = 0; h < HEADS; h++) {
-            o[h].x = fmaf(shares[h], own[h].x, o[h].x);
-            o[h].y = fmaf(shares[h], own[h].y, o[h].y);
-        }
+        const bool more = slice + 1 < D / SLICE;
+        if (more) fetch(tiles[u ^ 1], slice + 1);
+        copies_commit();
+        dots.add(tiles[u], warp * TOKENS * 8, chain, group);
+        if (more) stage.land(tiles[u ^ 1]);
     }
+    __syncwarp();
+    dots.join();
+    const int t0 = warp * TOKENS * 8 + group + 8 * chain, t1 = t0 + 32;
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
-        const long long head = first_head + h;
-        const float2 gate = *reinterpret_cast<const float2*>(q_gate + (2 * head + 1) * g.d + 2 * tid);
-        *reinterpret_cast<float2*>(out + head * g.d + 2 * tid) =
-            make_float2((o[h].x / totals[h]) * sigmoid_f32(gate.x), (o[h].y / totals[h]) * sigmoid_f32(gate.y));
+        const float a = dots.c[0][h] * scale, b = dots.c[4][h] * scale;
+        float* to = s + h * static_cast<long long>(stride);
+        if (t0 < count) to[t0] = a;
+        if (t1 < count) to[t1] = b;
+        const float top = warp_max(fmaxf(t0 < count ? a : -INFINITE, t1 < count ? b : -INFINITE));
+        if (lane == 0) tops[warp][h] = top;
+    }
+    __syncthreads();
+    if (tid >= HEADS) return;
+    float top = tops[0][tid];
+#pragma unroll
+    for (int w = 1; w < WARPS; w++) top = fmaxf(top, tops[w][tid]);
+    peaks[tid * gridDim.x] = top;
+}
+
+// ----------------------------------------------------------------------------------------------------------- values
+
+constexpr int DIMS = D / 32;  // of a lane
+
+struct PartMemory {
+    float e[HEADS][PART];  // exponentials of a part, then what its values sum to: HEADS vectors of D
+    int tokens[PART];
+};
+
+// The sums over a part of e * v: pairs of tokens, each dim in the order of the tokens. AHEAD pairs are under way.
+struct Weighted {
+    typedef typename Values::template Raw<DIMS> Raw;
+    static constexpr int AHEAD = sizeof(Raw) > 16 ? 1 : 2;
+    float o[HEADS][DIMS];
+
+    DEVICE void add_pair(const float (&a)[DIMS], const float (&b)[DIMS], const PartMemory& m, int t) {
+#pragma unroll
+        for (int h = 0; h < HEADS; h++) {
+            const float2 w = *reinterpret_cast<const float2*>(&m.e[h][t]);
+#pragma unroll
+            for (int i = 0; i < DIMS; i++) o[h][i] = fmaf(w.y, b[i], fmaf(w.x, a[i], o[h][i]));
+        }
+    }
+
+    // `cached` is the first row of the head; token t's is t * pitch bytes after it.
+    DEVICE void sum(const PartMemory& m, int count, const u8* cached, u32 pitch) {
+        const int lane = threadIdx.x & 31;
+#pragma unroll
+        for (int h = 0; h < HEADS; h++)
+#pragma unroll
+            for (int i = 0; i < DIMS; i++) o[h][i] = 0.0f;
+        Raw ring[AHEAD][2];
+        auto fetch = [&](Raw (&to)[2], int t) {
+            const int2 two = *reinterpret_cast<const int2*>(&m.tokens[min(t, PART - 2)]);
+            to[0].fetch(cached + static_cast<u64>(static_cast<u32>(two.x)) * pitch, D, lane);
+            to[1].fetch(cached + static_cast<u64>(static_cast<u32>(two.y)) * pitch, D, lane);
+        };
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) fetch(ring[j], 2 * j);
+        int t = 0;
+#pragma unroll 1
+        for (; t + 2 * AHEAD <= count; t += 2 * AHEAD)
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++) {
+                float a[DIMS], b[DIMS];
+                ring[j][0].unpack(a);
+                ring[j][1].unpack(b);
+                fetch(ring[j], t + 2 * (j + AHEAD));
+                add_pair(a, b, m, t + 2 * j);
+            }
+#pragma unroll 1
+        for (; t < count; t++) {
+            float v[DIMS];
+            Raw raw;
+            raw.fetch(cached + static_cast<u64>(static_cast<u32>(m.tokens[t])) * pitch, D, lane);
+            raw.unpack(v);
+#pragma unroll
+            for (int h = 0; h < HEADS; h++)
+#pragma unroll
+                for (int i = 0; i < DIMS; i++) o[h][i] = fmaf(m.e[h][t], v[i], o[h][i]);
+        }
+    }
+};
+
+// peaks (rows, heads, parts): the largest score of each head and part.
+KERNEL void __launch_bounds__(THREADS, 3)
+    qsa_values_row(ROW_ARGUMENTS, const float* s, int stride, const float* peaks, int parts_of_a_row, const u8* cached,
+                   const float* q_gate, float* out) {
+    inputs_ready();
+    const Args g = ROW;
+    extern __shared__ __align__(16) PartMemory memory[];
+    float* total = reinterpret_cast<float*>(memory + WARPS);  // HEADS vectors of D; a thread has its own elements
+    __shared__ float tops[HEADS], totals[HEADS], shares[WARPS][HEADS], sums[WARPS][HEADS];
+    const int row = blockIdx.y, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+    const int chunks = g.heads / g.kv_heads / HEADS, kv = blockIdx.x / chunks;
+    const Kept kept = g.kept(row);
+    const int parts = (kept.count + PART - 1) / PART;
+    const long long first_head = static_cast<long long>(row) * g.heads + blockIdx.x * HEADS;
+    s += first_head * stride, peaks += first_head * parts_of_a_row;
+    cached += static_cast<long long>(kv) * Values::row(D);
+    if (tid < HEADS) {
+        float top = -INFINITE;
+        for (int p = 0; p < parts; p++) top = fmaxf(top, peaks[tid * parts_of_a_row + p]);
+        tops[tid] = top;
+    }
+    __syncthreads();
+    PartMemory& m = memory[warp];
+    float l = 0.0f;
+    for (int x = tid; x < HEADS * D; x += THREADS) total[x] = 0.0f;
+#pragma unroll 1
+    for (int begin = 0; begin < parts; begin += WARPS) {
+        const int first = (begin + warp) * PART, count = min(PART, kept.count - first);
+        if (count > 0) {
+            for (int t = lane; t < PART; t += 32) m.tokens[t] = g.token(row, kept, first + min(t, count - 1));
+            for (int h = 0; h < HEADS; h++) {
+                const float2 peak_and_sum = exponentials(s + static_cast<long long>(h) * stride + first, count, m.e[h]);
+                if (lane == 0) shares[warp][h] = exp_f32(peak_and_sum.x - tops[h]), sums[warp][h] = peak_and_sum.y;
+            }
+            __syncwarp();
+            Weighted weighted;
+            weighted.sum(m, count, cached, g.kv_heads * Values::row(D));
+            __syncwarp();
+            float* o = &m.e[0][0];
+#pragma unroll
+            for (int h = 0; h < HEADS; h++)
+#pragma unroll
+                for (int i = 0; i < DIMS; i++) o[h * D + Weighted::Raw::dim(lane, i)] = weighted.o[h][i];
+        }
+        __syncthreads();
+        const int here = min(WARPS, parts - begin);
+        for (int w = 0; w < here; w++) {
+            const float* o = &memory[w].e[0][0];
+            for (int x = tid; x < HEADS * D; x += THREADS) total[x] = fmaf(shares[w][x / D], o[x], total[x]);
+            if (tid < HEADS) l = fmaf(shares[w][tid], sums[w][tid], l);
+        }
+        __syncthreads();
+    }
+    if (tid < HEADS) totals[tid] = l;
+    __syncthreads();
+    for (int x = tid; x < HEADS * D; x += THREADS) {
+        const long long head = first_head + x / D;
+        out[head * D + x % D] = (total[x] / totals[x / D]) * sigmoid_f32(q_gate[(2 * head + 1) * D + x % D]);
     }
 }

@@ -5,32 +5,57 @@
 #include "attend.cuh"
 
 constexpr int WARPS = THREADS / 32;
+
+// 32 dims of a row in shared memory. A row is copied in COPIES parts.
+template <class Format>
+struct Slice {
+    static constexpr int BYTES = Format::row(32), COPIES = BYTES / 16;
+    DEVICE static void copy(u8* to, const u8* row, int, int slice, int part) {
+        copy16(to + 16 * part, row + BYTES * slice + 16 * part);
+    }
+    DEVICE static float get(const u8* from, int, int lane) {
+        return Format::get(reinterpret_cast<const typename Format::Value*>(from)[lane]);
+    }
+};
+// A block of codes, then the word that holds its scale.
+template <class Codes>
+struct Slice<Packed<Codes>> {
+    static constexpr int CODES = Codes::codes(32), BYTES = CODES + 16, COPIES = CODES / 16 + 1;
+    DEVICE static void copy(u8* to, const u8* row, int d, int slice, int part) {
+        if (part < COPIES - 1)
+            copy16(to + 16 * part, row + CODES * slice + 16 * part);
+        else
+            copy4(to + CODES, row + Codes::codes(d) + slice / 2 * 4);
+    }
+    DEVICE static float get(const u8* from, int slice, int lane) {
+        const Scale s(reinterpret_cast<const u16*>(from + CODES)[slice & 1], Codes::ZERO);
+        return s.value(Codes::code(from, lane), 0);
+    }
+};
 constexpr int AT_ONCE = 3;  // query heads of a warp at a time
 
 KERNEL void __launch_bounds__(THREADS)
-    qsa_keys(ROW_ARGUMENTS, const float* q, const Cache::Value* cached, float* s, int stride) {
+    qsa_keys(ROW_ARGUMENTS, const float* q, const u8* cached, float* s, int stride) {
     inputs_ready();
     const Args g = ROW;
-    typedef Cache::Value Value;
-    constexpr int GAP = 16 / sizeof(Value), PIECE = 16 / sizeof(Value);
     extern __shared__ __align__(16) float memory[];
     __shared__ int tokens[32];
     const int row = blockIdx.z, kv = blockIdx.y, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-    const int group = heads / kv_heads, gap = d + GAP;
+    const int group = heads / kv_heads, bytes = Keys::row(d), pitch = bytes + 16;
     const Kept kept = g.kept(row);
     const long long first_head = static_cast<long long>(row) * g.heads + kv * group;
     float* query = memory;
-    Value* tile = reinterpret_cast<Value*>(memory + group * d);
+    u8* tile = reinterpret_cast<u8*>(memory + group * d);
     const float scale = 1.0f / sqrtf(static_cast<float>(d));
     if (static_cast<int>(blockIdx.x) * 32 >= kept.count) return;
     for (int e = tid; e < group * d / 4; e += THREADS) copy16(query + 4 * e, q + first_head * d + 4 * e);
     for (int first = blockIdx.x * 32; first < kept.count; first += gridDim.x * 32) {
-        const int n = min(32, kept.count - first), pieces = d / PIECE;
+        const int n = min(32, kept.count - first), pieces = bytes / 16;
         if (tid < n) tokens[tid] = g.token(row, kept, first + tid);
         __syncthreads();
         for (int e = tid; e < n * pieces; e += THREADS) {
-            const int t = e / pieces, x = e % pieces * PIECE;
-            copy16(tile + t * gap + x, cached + (static_cast<long long>(tokens[t]) * g.kv_heads + kv) * d + x);
+            const int t = e / pieces, x = e % pieces * 16;
+            copy16(tile + t * pitch + x, cached + (static_cast<long long>(tokens[t]) * g.kv_heads + kv) * bytes + x);
         }
         copies_commit();
         copies_wait<0>();
@@ -46,7 +71,7 @@ KERNEL void __launch_bounds__(THREADS)
 #pragma unroll 4
             for (int x = 0; x < d; x += 8) {
                 float k[8];
-                Cache::load8(tile + lane * gap + x, k);
+                Keys::load8(tile + lane * pitch, d, x, k);
 #pragma unroll
                 for (int i = 0; i < AT_ONCE; i++) add_products(c[i], of_head[i] + x, k);
             }
@@ -72,12 +97,11 @@ struct Partial {
 };
 
 KERNEL void __launch_bounds__(THREADS)
-    qsa_values(ROW_ARGUMENTS, const float* s, int stride, const Cache::Value* cached, const float* q_gate,
+    qsa_values(ROW_ARGUMENTS, const float* s, int stride, const u8* cached, const float* q_gate,
                float* partial, int* ended, float* out) {
     inputs_ready();
     const Args g = ROW;
-    typedef Cache::Value Value;
-    constexpr int PIECE = 16 / sizeof(Value), PIECES = 32 / PIECE;
+    typedef Slice<Values> Tile;
     extern __shared__ __align__(16) float memory[];
     __shared__ int tokens[PART];
     __shared__ int last;
@@ -87,12 +111,13 @@ KERNEL void __launch_bounds__(THREADS)
     const int first = part * PART, count = min(PART, kept.count - first), parts = (kept.count + PART - 1) / PART;
     if (count <= 0) return;
     float* e = memory;
-    Value* tile = reinterpret_cast<Value*>(e + group * PART);
+    u8* tile = reinterpret_cast<u8*>(e + group * PART);
     for (int t = tid; t < count; t += THREADS) tokens[t] = g.token(row, kept, first + t);
     __syncthreads();
-    for (int i = tid; i < count * PIECES; i += THREADS) {
-        const int t = i / PIECES, x = i % PIECES * PIECE;
-        copy16(tile + t * 32 + x, cached + (static_cast<long long>(tokens[t]) * g.kv_heads + kv) * g.d + 32 * slice + x);
+    for (int i = tid; i < count * Tile::COPIES; i += THREADS) {
+        const int t = i / Tile::COPIES;
+        const u8* from = cached + (static_cast<long long>(tokens[t]) * g.kv_heads + kv) * Values::row(g.d);
+        Tile::copy(tile + t * Tile::BYTES, from, g.d, slice, i % Tile::COPIES);
     }
     copies_commit();
     const long long unit = static_cast<long long>(row) * gridDim.y + blockIdx.y;
@@ -111,7 +136,7 @@ KERNEL void __launch_bounds__(THREADS)
         for (int i = 0; i < AT_ONCE; i++) o[i] = 0.0f, of_head[i] = e + min(h + WARPS * i, group - 1) * PART;
 #pragma unroll 4
         for (int t = 0; t < count; t++) {
-            const float v = Cache::get(tile[t * 32 + lane]);
+            const float v = Tile::get(tile + t * Tile::BYTES, slice, lane);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) o[i] = fmaf(of_head[i][t], v, o[i]);
         }
