@@ -36,6 +36,24 @@ TARGET = {(8, 0): "P3"}
 """(rows, depth) -> name in the list of targets."""
 
 
+class Spent:
+    """Seconds of a run: the whole, and what the host spent on each part of it."""
+
+    def __init__(self) -> None:
+        self.whole = 0.0
+        self.parts: dict[str, float] = {}
+
+    def add(self, part: str, begun: float, ended: float) -> float:
+        """Returns the end."""
+        self.parts[part] = self.parts.get(part, 0.0) + ended - begun
+        return ended
+
+    @property
+    def host(self) -> float:
+        """All but the waits."""
+        return sum(self.parts.values()) - self.parts["wait"]
+
+
 class Decode:
     """`n` sequences of `depth` tokens that have been read."""
 
@@ -62,20 +80,23 @@ class Decode:
         for slot in range(self.n):
             self.resident.state.advance(slot, 1)
 
-    def run(self, steps: int) -> tuple[float, float]:
-        """Seconds of so many windows, and what the host spent of them outside of waits."""
-        begun, waited = time.perf_counter(), 0.0
+    def run(self, steps: int) -> Spent:
+        """So many windows."""
+        clock, spent, windows = time.perf_counter, Spent(), self.resident.windows
+        begun = at = clock()
         for _ in range(steps):
             self._reserve()
-            following: Ticket = self.resident.windows.step(self.ticket, self.position)
-            before = time.perf_counter()
+            at = spent.add("reserve", at, clock())
+            following: Ticket = windows.step(self.ticket, self.position)
+            at = spent.add("step", at, clock())
             self.ticket.wait()
-            waited += time.perf_counter() - before
+            at = spent.add("wait", at, clock())
             self._advance()
             self.ticket = following
+            at = spent.add("advance", at, clock())
         self.ticket.wait()
-        seconds = time.perf_counter() - begun
-        return seconds, seconds - waited
+        spent.whole = clock() - begun
+        return spent
 
     def ids(self, steps: int) -> list[list[int]]:
         """The ids of so many windows."""
@@ -89,7 +110,8 @@ class Decode:
 
 
 def launches_of(resident: Resident, decode: Decode) -> Launches:
-    """What a window of these sequences launches."""
+    """What a window of these sequences launches. The card is one window ahead afterwards."""
+    resident.state.reserve_all([(slot, 2) for slot in range(decode.n)])
     found = Launches.of(lambda: resident.windows.compute(decode.ticket.layout))
     resident.device.driver.synchronize()
     return found
@@ -111,6 +133,21 @@ def check(resident: Resident, n: int, steps: int) -> Check:
     same = not differ and found[0][1] == found[1][1]
     detail = f"{steps} windows" if same else f"ids differ at windows {differ[:4]}, or the last logits do"
     return Check(name=f"windows of {n}: overlapping launches give the bits of launches in turn", ok=same, detail=detail)
+
+
+def graph_launches(resident: Resident, decode: Decode) -> list[float]:
+    """Microseconds of the host for a launch of a window's graph on an idle card, and right behind another."""
+    driver = resident.device.driver
+    launches = launches_of(resident, decode)
+    graph, times = driver.capture(lambda: launches.queue({ADVANCES})), []
+    for _ in range(3):
+        driver.synchronize()
+        for _ in range(2):
+            begun = time.perf_counter()
+            graph.launch()
+            times.append((time.perf_counter() - begun) * 1e6)
+    driver.synchronize()
+    return times
 
 
 def shares(resident: Resident, n: int) -> list[Record]:
@@ -157,9 +194,13 @@ def main(argv: list[str] | None = None) -> int:
             decode.run(WARM_STEPS)
             runs = [decode.run(args.steps) for _ in range(args.runs)]
             name = f"windows of {n}" + (f" @ {depth}" if depth else "")
-            rates = [n * args.steps / seconds for seconds, _ in runs]
+            rates = [n * args.steps / run.whole for run in runs]
             records.append(Record.of(name, "tok/s", rates, TARGET.get((n, depth), "")))
-            records.append(Record.of(f"{name}, host", "us a window", [host / args.steps * 1e6 for _, host in runs]))
+            records.append(Record.of(f"{name}, host", "us a window", [run.host / args.steps * 1e6 for run in runs]))
+            for part in ("reserve", "step", "advance"):
+                spent = [run.parts[part] / args.steps * 1e6 for run in runs]
+                records.append(Record.of(f"{name}, host: {part}", "us a window", spent))
+            records.append(Record.of(f"{name}, host: graph launch", "us a launch", graph_launches(resident, decode)))
     for n in args.launches:
         records += shares(resident, n)
     flags = {"card": device.name, "steps": args.steps}
