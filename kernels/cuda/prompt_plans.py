@@ -118,9 +118,9 @@ def _cost(plan: PromptPlan, card: Card, mode: str, rows: tuple[int, ...], n: int
 
 
 def expected(pairs: int, experts: int) -> int:
-    """Rows that nearly every expert stays below when a router spreads pairs evenly: mean and three deviations."""
+    """Rows that most experts stay below when a router spreads pairs evenly: mean and two deviations."""
     mean = pairs / experts
-    return math.ceil(mean + 3 * math.sqrt(mean))
+    return math.ceil(mean + 2 * math.sqrt(mean))
 
 
 @lru_cache(maxsize=4096)

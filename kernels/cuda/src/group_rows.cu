@@ -1,22 +1,36 @@
 // Pairs (row, rank) of a prompt sorted by expert, and the tiles that the grouped products work through.
 //
 // One block: a histogram in shared memory, a scan, then the pairs to their places. The order inside an expert depends on
-// the run; no result does, since a row is computed alike wherever it lies. Pairs of the experts of a tile list are split
-// evenly: 160 pairs are two tiles of 80, not 128 and 32.
+// the run; no result does, since a row is computed alike wherever it lies. Pairs of an expert are split evenly: 300 pairs
+// are two tiles of 152 and 148, not 256 and 44. Ids are read AT_ONCE at a time: the block is alone on the card, and waits
+// for memory are all that it does.
 #include "device.cuh"
 
 #define MAX_EXPERTS 2048
+#define AT_ONCE 8
+
+// f(pair, id) for every pair whose id is in 0 .. experts - 1.
+template <class Use>
+DEVICE void each_pair(const int* ids, int pairs, int experts, Use f) {
+    for (int first = threadIdx.x; first < pairs; first += AT_ONCE * 1024) {
+        int id[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) id[i] = first + i * 1024 < pairs ? ids[first + i * 1024] : -1;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (id[i] >= 0 && id[i] < experts) f(first + i * 1024, id[i]);
+    }
+}
 
 // ids (pairs,) -> order (pairs,), tile_list (expert, first, count, 0), n_tiles. Pairs with ids outside 0 .. experts - 1
 // are left out. tile: pairs of a tile at most.
 KERNEL __launch_bounds__(1024) void group_rows(const int* ids, int pairs, int experts, int tile, int* order,
-                                                              int4* tile_list, int* n_tiles) {
-    inputs_ready();
+                                               int4* tile_list, int* n_tiles) {
     __shared__ int count[MAX_EXPERTS], next[MAX_EXPERTS];
     for (int e = threadIdx.x; e < experts; e += 1024) count[e] = 0;
+    inputs_ready();
     __syncthreads();
-    for (int p = threadIdx.x; p < pairs; p += 1024)
-        if (ids[p] >= 0 && ids[p] < experts) atomicAdd(&count[ids[p]], 1);
+    each_pair(ids, pairs, experts, [&](int, int e) { atomicAdd(&count[e], 1); });
     __syncthreads();
     if (threadIdx.x < 32) {  // a warp scans pairs and tiles, 32 experts a turn
         int at = 0, tile_at = 0;
@@ -40,6 +54,5 @@ KERNEL __launch_bounds__(1024) void group_rows(const int* ids, int pairs, int ex
         if (lane == 0) *n_tiles = tile_at;
     }
     __syncthreads();
-    for (int p = threadIdx.x; p < pairs; p += 1024)
-        if (ids[p] >= 0 && ids[p] < experts) order[atomicAdd(&next[ids[p]], 1)] = p;
+    each_pair(ids, pairs, experts, [&](int p, int e) { order[atomicAdd(&next[e], 1)] = p; });
 }

@@ -98,8 +98,9 @@ DEVICE bool find_work(const Arguments& a, Work& w) {
         w.count = min((int)BN, a.n - w.begin);
         w.first = w.second = a.matrix[w.matrix].data;
     } else {
-        if (column_tile >= *a.n_tiles) return false;
-        const int4 tile = a.tile_list[column_tile];
+        const int tiles = *a.n_tiles;
+        const int4 tile = a.tile_list[column_tile];  // read together: past the list is memory without meaning
+        if (column_tile >= tiles) return false;
         w.begin = tile.y;
         w.count = tile.z;
         w.first = (const u8*)a.first[tile.x];
