@@ -172,7 +172,7 @@ DEVICE void scan_tile(float (&s)[ROWS], const Shape::Tile& tile, int n, float (*
     };
     int t = 0;
 #pragma unroll 1
-    for (; t + 8 <= n; t += 8) {
+    for (; TOKENS >= 8 && t + 8 <= n; t += 8) {
         float p[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) p[i] = step(t + i);
@@ -282,7 +282,7 @@ KERNEL void __launch_bounds__(SCAN_THREADS, 4)
     window.keep(conv, channel, kept);
 }
 
-KERNEL void __launch_bounds__(SCAN_THREADS, 4)
+KERNEL void __launch_bounds__(SCAN_THREADS, TOKENS < 8 ? 8 : 4)
     gdn_window(const float* p, const float* conv_w, const float* conv, const float* b, const float* a, const float* w_a,
                const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads) {
     const Work g = work_of(nullptr, nullptr, nullptr, key_heads, value_heads);
