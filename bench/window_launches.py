@@ -83,6 +83,11 @@ class Launches:
         for launch in self._all:
             launch.kernel.overlapping = on
 
+    def prefer_shared(self, percent: int) -> None:
+        """`Kernel.prefer_shared` of all of them."""
+        for launch in self._all:
+            launch.kernel.prefer_shared(percent)
+
     def queue(self, without: Collection[str]) -> None:
         """Queue them again, those with other labels."""
         for launch in self._all:

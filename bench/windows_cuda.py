@@ -160,6 +160,10 @@ def shares(resident: Resident, n: int) -> list[Record]:
         Record.of(f"window of {n}, launches in turn", "us", [microseconds(driver, launches)]),
     ]
     launches.overlap(True)
+    for percent in (100, 50, -1):
+        launches.prefer_shared(percent)
+        us = [microseconds(driver, launches)]
+        records.append(Record.of(f"window of {n}, {percent} % of the first cache as shared memory", "us", us))
     found = {label: whole - microseconds(driver, launches, {label}) for label in launches.counts() if label != ADVANCES}
     for label, us in sorted(found.items(), key=lambda item: -item[1]):
         count = launches.counts()[label]

@@ -90,6 +90,11 @@ class Kernel:
         self._arguments: _Arguments | None = None
         self._launch = _driver().cuLaunchKernelEx
 
+    def prefer_shared(self, percent: int) -> None:
+        """How much of the first cache becomes shared memory; -1: as the driver thinks. A multiprocessor changes it only
+        when it is empty, so that kernels which differ in it cannot overlap."""
+        self._function.preferred_shared_memory_carveout = percent
+
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0
     ) -> None:
