@@ -9,8 +9,19 @@ from types import ModuleType
 
 from rich.console import Console
 
-from strata.bench import batch_test, engine, interleave_test, parking_test, peers, performance_page, serve
+from strata.bench import (
+    batch_test,
+    early_close_test,
+    engine,
+    interleave_test,
+    parking_test,
+    peers,
+    performance_page,
+    read_join,
+    serve,
+)
 from strata.bench.engine_process import EngineFailed
+from strata.bench.http_client import ServerRefused
 from strata.bench.slot_model import ProtocolBroken
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
@@ -20,6 +31,8 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "batch-test": (batch_test, "the same prompts alone and in the slots: equal tokens, and the rate of all slots"),
     "interleave-test": (interleave_test, "long prompts beside decoding slots, giving way, next turns: equal tokens"),
     "parking-test": (parking_test, "a conversation kept in a slot, a checkpoint, RAM, on disk: equal to a cold read"),
+    "early-close-test": (early_close_test, "clients that go away in mid-answer leave nothing to the next one"),
+    "read-join": (read_join, "long prompts joining a busy server; next turns; what the server costs; a soak"),
     "page": (performance_page, "write docs/performance.md from the figures in bench/results"),
 }
 
@@ -42,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     run: Callable[[argparse.Namespace, Console], int] = args.run
     try:
         return run(args, Console())
-    except (EngineFailed, ProtocolBroken, OSError) as e:
+    except (EngineFailed, ProtocolBroken, ServerRefused, OSError) as e:
         print(f"strata-bench: {e}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -144,8 +144,12 @@ class EngineProcess:
             return arrival, line
         raise EngineFailed(self._death())
 
+    def rest(self) -> list[tuple[float, Output]]:
+        """Every line until its stdout ends. Raises EngineFailed on silence."""
+        return list(self._outputs(self._silence_s))
+
     def waits(self) -> bool:
-        """Whether no line has arrived that has not been received."""
+        """Whether every line that has arrived has been received."""
         return self._lines.empty()
 
     def close_input(self) -> None:

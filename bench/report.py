@@ -167,7 +167,9 @@ def finish(report: Report, path: Path | None, console: Console) -> int:
     """Shows figures and checks, writes the JSON when a path is given. -> exit code: 0 when all that had to be so is."""
     for check in report.checks:
         mark = "ok    " if check.ok else "FAILED"
-        console.print(f"{mark} {check.name}" + (f": {check.detail}" if check.detail else ""), markup=False)
+        console.print(
+            f"{mark} {check.name}" + (f": {check.detail}" if check.detail else ""), markup=False, soft_wrap=True
+        )
     if report.records:
         show(report, console)
     if path is not None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
-import itertools
-import json
 import random
 import time
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ import aiohttp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from strata.bench.http_client import Answer, Client, ServerRefused, connected, user
 from strata.bench.report import Record, Report, percentile, show
 
 WORDS = (
@@ -41,20 +40,10 @@ SHARES = ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))
 
 
 @dataclass
-class Sample:
-    """One finished request; times in seconds."""
-
-    ttft: float
-    whole: float
-    gaps: list[float]
-    completion_tokens: int
-
-
-@dataclass
 class Load:
     """What has been seen so far."""
 
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[Answer] = field(default_factory=list)
     failures: collections.Counter[str] = field(default_factory=collections.Counter)
 
 
@@ -91,13 +80,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return 1 if load.failures else 0
 
 
-def summarise(samples: list[Sample], seconds: float) -> list[Record]:
+def summarise(samples: list[Answer], seconds: float) -> list[Record]:
     """Percentiles of the times and the rates over the whole run."""
     records = []
     columns = {
         "time to first token": [s.ttft * 1e3 for s in samples],
         "between tokens": [gap * 1e3 for s in samples for gap in s.gaps],
-        "whole request": [s.whole * 1e3 for s in samples],
+        "whole request": [s.seconds * 1e3 for s in samples],
     }
     for name, values in columns.items():
         for share, label in SHARES if values else ():
@@ -113,8 +102,6 @@ def summarise(samples: list[Sample], seconds: float) -> list[Record]:
 async def _drive(args: argparse.Namespace, console: Console) -> Load:
     load = Load()
     numbers = iter(range(args.requests))
-    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
-    timeout = aiohttp.ClientTimeout(total=args.timeout)
     columns = (
         TextColumn("requests"),
         BarColumn(),
@@ -122,62 +109,30 @@ async def _drive(args: argparse.Namespace, console: Console) -> Load:
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    connector = aiohttp.TCPConnector(limit=args.concurrency)
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=args.requests)
 
-        async def client() -> None:
+        async def work(client: Client) -> None:
             for i in numbers:
                 try:
-                    load.samples.append(await _request(session, args, i))
+                    load.samples.append(await client.chat(_messages(args, i), args.max_tokens))
                 except (aiohttp.ClientError, TimeoutError, ServerRefused) as e:
                     load.failures[str(e) or type(e).__name__] += 1
                 failed = sum(load.failures.values())
                 bar.update(task, advance=1, description=f"{failed} failed" if failed else "")
 
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as session:
-            await asyncio.gather(*(client() for _ in range(args.concurrency)))
+        where = {"api_key": args.api_key, "model": args.model, "timeout_s": args.timeout, "exact": False}
+        async with connected(args.url, **where) as client:
+            await asyncio.gather(*(work(client) for _ in range(args.concurrency)))
     return load
 
 
-class ServerRefused(Exception):
-    """The server answered with an error, before or in the stream."""
+def words(rng: random.Random, n: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(n))
 
 
-async def _request(session: aiohttp.ClientSession, args: argparse.Namespace, number: int) -> Sample:
-    rng = random.Random(f"{args.seed}/{number}")
-    body = {
-        "model": args.model,
-        "messages": [{"role": "user", "content": " ".join(rng.choice(WORDS) for _ in range(args.prompt_words))}],
-        "max_tokens": args.max_tokens,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    sent = time.monotonic()
-    times: list[float] = []
-    tokens = 0
-    async with session.post(f"{args.url}/v1/chat/completions", json=body) as response:
-        if response.status != 200:
-            raise ServerRefused(f"HTTP {response.status}: {(await response.text())[:200]}")
-        async for raw in response.content:
-            line = raw.decode().strip()
-            if not line.startswith("data:") or line == "data: [DONE]":
-                continue
-            event = json.loads(line[5:])
-            if "error" in event:
-                raise ServerRefused(event["error"].get("message", "error in the stream"))
-            if _has_text(event):
-                times.append(time.monotonic())
-            tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
-    end = time.monotonic()
-    first = times[0] if times else end
-    return Sample(first - sent, end - sent, [b - a for a, b in itertools.pairwise(times)], tokens)
-
-
-def _has_text(event: dict[str, object]) -> bool:
-    choices = event.get("choices")
-    delta = choices[0].get("delta", {}) if isinstance(choices, list) and choices else {}
-    return any(delta.get(key) for key in ("content", "reasoning_content", "tool_calls"))
+def _messages(args: argparse.Namespace, number: int) -> list[dict[str, str]]:
+    return user(words(random.Random(f"{args.seed}/{number}"), args.prompt_words))
 
 
 def _flags(args: argparse.Namespace) -> dict[str, object]:

@@ -64,6 +64,8 @@ class SlotEngine:
     ) -> None:
         self.process = EngineProcess(argv, silence_s=silence_s, env=env, cwd=cwd)
         self.model = SlotModel(limits_of(self.process, end_ids))
+        self.failed = False
+        """A line was out of place, or none came: the engine cannot be used any more."""
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
         if self.limits.slots < wants_slots:
             self.process.close()
@@ -95,6 +97,13 @@ class SlotEngine:
         self._send(BYield(slot))
         self.model.give_way(slot)
 
+    def other(self, line: bytes, *answers: type) -> None:
+        """A line that is no request; one line of these kinds answers it, none without any."""
+        self._note(">", repr(line)[2:-1])
+        self.process.send(line)
+        if answers:
+            self.model.send_other(*answers)
+
     def _request(self, slot: int | None, ids: Sequence[int], max_new: int, keys: SamplingKeys | None) -> Request:
         keys = keys or SamplingKeys()
         line = array("i", ids)
@@ -110,12 +119,14 @@ class SlotEngine:
 
     def take(self, silence_s: float | None = None) -> Output:
         """The next line, when it has come."""
-        arrival, line = self.process.receive(silence_s)
-        self._note("<", encode(line))
+        self.failed = True
         try:
+            arrival, line = self.process.receive(silence_s)
+            self._note("<", encode(line))
             self.model.received(line, arrival)
-        except ProtocolBroken as error:
-            raise ProtocolBroken(f"{error}\nthe last lines:\n" + "\n".join(self._last)) from None
+        except (EngineFailed, ProtocolBroken) as error:
+            raise type(error)(f"{error}\nthe last lines:\n" + "\n".join(self._last)) from None
+        self.failed = False
         return line
 
     def until(self, reached: Callable[[], bool]) -> None:

@@ -299,6 +299,8 @@ class SlotModel:
         self._over(r, now_s)
 
     def _slot_token(self, line: SlotToken, now_s: float) -> None:
+        if self.reading is not None and self.reading.slot is None and self.reading.state == "decoding":
+            raise ProtocolBroken(f"{line.line()}: slots stand still while a solo request decodes")
         self._take(self._decoding_in(line.slot, line), line.id, line, now_s)
 
     def _slot_done(self, line: SlotDone, now_s: float) -> None:
@@ -320,8 +322,6 @@ class SlotModel:
         r = self.slots[slot] if slot < self.limits.slots else None
         if r is None:
             raise ProtocolBroken(f"{line.line()}: slot {slot} does not decode")
-        if self.reading is not None and self.reading.slot is None and self.reading.state == "decoding":
-            raise ProtocolBroken(f"{line.line()}: slots stand still while a solo request decodes")
         return r
 
     def _take(self, r: Request, token: int, line: Output, now_s: float) -> None:

@@ -224,9 +224,9 @@ def test_a_wrong_token_is_noticed_when_it_comes():
         model.received(decode_output("T 7"))
 
 
-def test_slots_stand_still_while_a_solo_request_decodes():
+def test_slots_stand_still_while_a_solo_request_decodes_but_may_be_stopped():
     rows = f"{ADMIT}> GEN 2 6\n< RESUME 0\n< BT 0 8\n< PP 1 1 1.0 1.0\n< REUSED 0\n"
-    assert not play(rows).at_rest
+    play(rows + "> BSTOP 0\n< BDONE 0 2 cancel 1.0\n")
     with pytest.raises(ProtocolBroken, match="stand still"):
         play(rows + "< BT 0 8\n")
 
