@@ -120,7 +120,13 @@ def _conversations(runner: ModelRunner | CudaRunner, pack: Pack, options: Option
 
     parking = parking_for(options, pack, runner.state)
     return Conversations(
-        runner.state, runner.n_slots, cache_rules(options), parking, options.turn_token, verify=options.verify_accounts
+        runner.state,
+        runner.n_slots,
+        cache_rules(options),
+        parking,
+        options.turn_token,
+        verify=options.verify_accounts,
+        log_states=options.log_states,
     )
 
 

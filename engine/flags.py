@@ -213,6 +213,13 @@ _WORKING: Final = (
         "reference: the plain NumPy formulas, slow; last digits differ from cpu, so a text may differ",
     ),
     _works(CHECKS, "--verify-accounts", "off", switch, "check the books of pages and slots after every unit of work"),
+    _works(
+        CHECKS,
+        "--log-states",
+        "off",
+        switch,
+        "the digest of the state that each request leaves goes to the log: equal digests are equal states",
+    ),
     _works(CHECKS, "--stats", "off", switch, "counters to the log at the end"),
 )
 

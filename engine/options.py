@@ -62,6 +62,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
     kernels: Literal["cpu", "reference"] = "cpu"
     verify_accounts: bool = False
+    log_states: bool = False
     stats: bool = False
 
     @property

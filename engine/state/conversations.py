@@ -58,8 +58,10 @@ class Conversations:
         parking: Parking | None,
         turn_token: int,
         verify: bool = False,
+        log_states: bool = False,
     ) -> None:
-        """parking: None, or `rules` without reuse: nothing is parked."""
+        """parking: None, or `rules` without reuse: nothing is parked. log_states: say the digest of each state that a
+        request leaves."""
         if state.n_slots != 1 + n_slots:
             raise ValueError(f"{n_slots} batch slots need a state of {1 + n_slots} slots, it has {state.n_slots}")
         self._state = state
@@ -67,6 +69,7 @@ class Conversations:
         self._parking = parking if rules.reuse else None
         self._turn_token = turn_token
         self._verify = verify
+        self._log_states = log_states
         self._solo_busy = False
         self._live: I32 = NOTHING
         self._slots = {slot: BatchSlot() for slot in range(1, 1 + n_slots)}
@@ -169,6 +172,7 @@ class Conversations:
         """The solo path is over; pool slot 0 holds exactly these tokens. None: nothing that can be continued."""
         self._solo_busy = False
         self._due = {}
+        self._tell(SOLO, tokens)
         if tokens is None or not len(tokens) or not self._rules.reuse:
             self._live = NOTHING
             self._state.drop(SOLO)
@@ -195,6 +199,7 @@ class Conversations:
         held = self._slots[slot]
         if held.status != "DECODING":
             raise AccountsError(f"slot {slot} is {held.status}, not DECODING")
+        self._tell(slot, tokens)
         if tokens is None or not self._rules.reuse:
             self._empty(slot)
         else:
@@ -217,6 +222,10 @@ class Conversations:
             if c.kind != "periodic" and is_prefix(c.tokens, tokens)
         ]
         self._slots[slot] = BatchSlot(status, tokens.copy(), self._tick(), max(turns)[1] if turns else None)
+
+    def _tell(self, slot: int, tokens: I32 | None) -> None:
+        if self._log_states and tokens is not None:
+            log(f"state: pool slot {slot}, {len(tokens)} tokens, digest {self._state.digest(slot)}")
 
     def _empty(self, slot: int) -> None:
         self._state.drop(slot)

@@ -76,7 +76,7 @@ def test_defaults_of_the_struct_are_those_that_the_table_shows():
 def test_every_working_option_reaches_its_field():
     line = (
         "--serve --pack m.gguf --eos-ids 1,2 --max-context 8192 --prefill 64 --prompt-cache 0 --device host --kv fp32 "
-        "--vram-limit-mib 0 --ple-io auto --threads 3 --kernels reference --verify-accounts --stats "
+        "--vram-limit-mib 0 --ple-io auto --threads 3 --kernels reference --verify-accounts --stats --log-states "
         "--prompt-cache-every 512 --prompt-cache-root 128 --turn-token 77 --conversation-cache-mib 100 "
         "--conversation-cache-slots 3 --conversation-cache-min-free-mib 200 --conversation-cache-disk-mib 300 "
         "--conversation-cache-dir parked --conversation-cache-similarity 0.25 --conversation-cache-n-min 20 "
@@ -94,6 +94,7 @@ def test_every_working_option_reaches_its_field():
         threads=3,
         kernels="reference",
         verify_accounts=True,
+        log_states=True,
         stats=True,
         prompt_cache_every=512,
         prompt_cache_root=128,
