@@ -2,6 +2,8 @@
 
     python -m strata.bench.operations_cuda --out results.json [--only gdn,attention]
 
+Sections: gdn, attention, streams, ends; and floats, scan, formats of prompt_operations.
+
 Timed like the products (`kernels_cuda`): events around replays of a graph of many launches, which together touch more
 memory than the cache holds where the model's layers do. A figure is microseconds of one operation of one layer.
 
@@ -22,6 +24,7 @@ import numpy as np
 from rich.console import Console
 
 from strata.bench.kernels_cuda import Bench
+from strata.bench.prompt_operations import floats, formats, scan
 from strata.bench.report import Report, show
 from strata.kernels.cuda.backend import CudaKernels
 from strata.kernels.cuda.sample import pack
@@ -170,6 +173,9 @@ SECTIONS: dict[str, Callable[[Operations], None]] = {
     "attention": attention,
     "streams": streams,
     "ends": ends,
+    "floats": floats,
+    "scan": scan,
+    "formats": formats,
 }
 
 

@@ -4,8 +4,8 @@ KvFormat         how the vector of one token and key head lies in an array
 KV               what `--kv` names: the formats of keys and of values
 format_of(...)   the format of an array of pages
 
-Shapes   a row is `row(d)` elements of `dtype`; blocks of 32 elements have their codes first, then their float16 scales,
-         then zeros up to a multiple of 16 bytes
+Shapes   a row is `row(d)` elements of `dtype`; packed: the codes of all blocks of 32, then their float16 scales, then
+         unused bytes up to a multiple of 16
 Errors   ValueError for an array that is no row of any format
 """
 

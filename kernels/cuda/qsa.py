@@ -99,7 +99,7 @@ class _Shape:
         return -(-self.kept // ATTENTION_PART)
 
     @property
-    def formats(self) -> dict[str, str]:
+    def formats(self) -> dict[str, Any]:
         """Constants of the sources."""
         return {"KEYS": FORMATS[self.keys.name], "VALUES": FORMATS[self.values.name]}
 
@@ -391,7 +391,7 @@ def _attend_many(
     room = cards.card().shared_block - _STATIC
     heads = next(h for h in HEADS_OF_A_THREAD if g.group % h == 0 and _values_bytes(h, g.d) <= room)
     chunks = g.heads // heads
-    constants = {"HEADS": heads, "HEAD_SIZE": g.d, **g.formats}
+    constants: dict[str, Any] = {"HEADS": heads, "HEAD_SIZE": g.d, **g.formats}
     peaks = workspace.array((n, g.heads, g.parts))
     launch(
         "qsa_prompt.cu", "qsa_keys_row", (g.parts, chunks, n), (_THREADS,),

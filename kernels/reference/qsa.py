@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from strata.kernels.check import check, check_slots
+from strata.kernels.kv import format_of
 from strata.kernels.ops import F32, I32, PAGE, AttentionPages, Norms, Rope
+from strata.kernels.reference.kv import decode, encode
 from strata.kernels.reference.scalar import F64, rms, sigmoid
 
 _ROWS_AT_ONCE = 64
@@ -39,14 +41,16 @@ def qsa_store(
     eps: float,
 ) -> None:
     """Write n rows' keys (normed, rotated), values and raw indexer keys; complete the blocks that end at one."""
+    d = k.shape[-1]
+    keys, values = format_of("pages.k", pages.k, d), format_of("pages.v", pages.v, d)
     check(
         k=(k, "n kv_heads head_dim", np.float32),
         v=(v, "n kv_heads head_dim", np.float32),
         index_k=(index_k, "n index_dim", np.float32),
         slots=(slots, "n", np.int32),
         positions=(positions, "n", np.int32),
-        pages_k=(pages.k, "pages PAGE kv_heads head_dim", np.float32),
-        pages_v=(pages.v, "pages PAGE kv_heads head_dim", np.float32),
+        pages_k=(pages.k, f"pages PAGE kv_heads {keys.row(d)}", keys.dtype.type),
+        pages_v=(pages.v, f"pages PAGE kv_heads {values.row(d)}", values.dtype.type),
         pages_raw=(pages.raw, "pages PAGE index_dim", np.float32),
         pages_block=(pages.block, "pages blocks index_dim", np.float32),
         norm_k=(norms.k, "head_dim", np.float32),
@@ -54,8 +58,9 @@ def qsa_store(
     )
     _check_tables(pages, tables, slots, positions, rope)
     page, at = tables[slots, positions // PAGE], positions % PAGE
-    pages.k[page, at] = rotate(rms(k.astype(np.float64), eps) * norms.k, positions, rope)
-    pages.v[page, at] = v
+    turned = rotate(rms(k.astype(np.float64), eps) * norms.k, positions, rope)
+    pages.k[page, at] = encode(keys, turned.astype(np.float32))
+    pages.v[page, at] = encode(values, v)
     pages.raw[page, at] = index_k
     r = pages.r
     if not r:
@@ -79,12 +84,14 @@ def qsa_attend(
     eps: float,
 ) -> F32:
     """q_gate (n, heads, 2, head_dim), index_q (n, index_heads, index_dim) -> gated outputs (n, heads * head_dim)."""
+    d = q_gate.shape[-1]
+    keys, values = format_of("pages.k", pages.k, d), format_of("pages.v", pages.v, d)
     size = check(
         q_gate=(q_gate, "n heads 2 head_dim", np.float32),
         index_q=(index_q, "n index_heads index_dim", np.float32),
         slots=(slots, "n", np.int32),
         positions=(positions, "n", np.int32),
-        pages_k=(pages.k, "pages PAGE kv_heads head_dim", np.float32),
+        pages_k=(pages.k, f"pages PAGE kv_heads {keys.row(d)}", keys.dtype.type),
         pages_block=(pages.block, "pages blocks index_dim", np.float32),
         norm_q=(norms.q, "head_dim", np.float32),
         norm_index_q=(norms.index_q, "index_dim", np.float32),
@@ -98,7 +105,8 @@ def qsa_attend(
     for slot in np.unique(slots):
         rows = np.flatnonzero(slots == slot)
         used = tables[slot, : positions[rows].max() // PAGE + 1]
-        k, v = (a[used].reshape(-1, *a.shape[2:]).astype(np.float64) for a in (pages.k, pages.v))
+        k = decode(keys, pages.k[used].reshape(-1, *pages.k.shape[2:]), d).astype(np.float64)
+        v = decode(values, pages.v[used].reshape(-1, *pages.v.shape[2:]), d).astype(np.float64)
         blocks = pages.block[used].reshape(-1, pages.block.shape[2]).astype(np.float64)
         for begin in range(0, len(rows), _ROWS_AT_ONCE):
             part = rows[begin : begin + _ROWS_AT_ONCE]
