@@ -22,7 +22,7 @@ import numpy as np
 
 from strata.kernels.check import check, require
 from strata.kernels.cuda import card as cards
-from strata.kernels.cuda import lanes, plans, prompt_plans
+from strata.kernels.cuda import lanes, plans, prompt_plans, row_plans, row_product
 from strata.kernels.cuda.arguments import (
     LANES_WINDOW,
     PROMPT,
@@ -188,10 +188,15 @@ class _Part:
         part._window_product(shared.gate, GATE_UP, self.x, hidden, second=shared.up.addresses, early=1)
         return hidden, y
 
-    def _plan(self, bank: Bank, mode: str) -> plans.WindowPlan | None:
+    def _plan(self, bank: Bank, mode: str) -> plans.WindowPlan | row_plans.RowPlan | None:
+        """Experts go pair by pair: few rows have the same. A bank of one is the same for all rows."""
         if bank.type.is_float:
             return None
         n = len(self.x)
+        if n == 1 or bank.experts > 1:
+            return row_plans.row_plan(
+                cards.card(), bank.type, mode, (bank.rows,), bank.cols, n, self.used, tuning=self.tuning.row
+            )
         return plans.window_plan(
             cards.card(), bank.type, mode, (bank.rows,), bank.cols, n, self.used, tuning=self.tuning
         )
@@ -214,6 +219,9 @@ class _Part:
         with self.workspace.scratch():
             given = window_inputs(self.workspace, x, bank.type)
             common["early"] = int(bool(more.get("early")) and "x" in given)  # a kernel that quantises comes between
+            if isinstance(plan, row_plans.RowPlan):
+                row_product.experts(plan, bank.type, mode, out, bank.rows, **given, **common)
+                return
             arguments = fill(WINDOW, **given, **layout(plan), **common)
             enter_matrices(arguments, matrix, plan.rows)
             run("product_window", plan.constants(bank.type, mode), plan.blocks, 32 * plan.warps, arguments, plan.shared)

@@ -108,14 +108,31 @@ class WindowPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class RowTuning:
+    """What may be set from outside of row_plans.py, by the bench: None leaves it to the plan. table_room, terms_room
+    and piece_room: bytes for the copies of the type's table, for the terms of all pieces and of one piece; `blocks`: of
+    a multiprocessor."""
+
+    spans: int | None = None
+    warps: int | None = None
+    summers: int | None = None
+    depth: int | None = None
+    blocks: int | None = None
+    table_room: int | None = None
+    terms_room: int | None = None
+    piece_room: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
-    """What may be set from outside, by the bench: None leaves it to the plan."""
+    """What may be set from outside, by the bench: None leaves it to the plan. `row`: of products by single rows."""
 
     rows: int | None = None
     warps: int | None = None
     ring: int | None = None
     stages: int | None = None
     table_room: int | None = None
+    row: RowTuning = RowTuning()
 
 
 UNTUNED: Final = Tuning()

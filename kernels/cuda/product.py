@@ -22,7 +22,7 @@ import numpy as np
 
 from strata.kernels.check import check, require
 from strata.kernels.cuda import card as cards
-from strata.kernels.cuda import plans, prompt_plans
+from strata.kernels.cuda import plans, prompt_plans, row_product
 from strata.kernels.cuda.arguments import (
     LANES_WINDOW,
     MATRICES,
@@ -178,11 +178,14 @@ def _window(
         blocks = min(-(-rows // LANES_WARPS), LANES_BLOCKS * cards.card().multiprocessors)
         run("lanes_window", constants, blocks, 32 * LANES_WARPS, arguments)
         return
+    if n == 1:
+        given = window_inputs(workspace, x, kind)
+        beside = int(early and "x" in given)
+        row_product.dense(kind, _matrices(weights, outs), cols, tuning.row, **given, join=join, early=beside)
+        return
     try:
         plan = plans.window_plan(cards.card(), kind, DENSE, tuple(w.rows for w in weights), cols, n, tuning=tuning)
     except ValueError:
-        if n == 1:
-            raise
         for part in (slice(0, n // 2), slice(n // 2, n)):
             gate = None if join is None else join[part]
             _window(workspace, weights, [o[part] for o in outs], x[part], gate, False, tuning)

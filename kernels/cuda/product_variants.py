@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from strata.kernels.cuda import plans, prompt_plans
+from strata.kernels.cuda import plans, prompt_plans, row_plans
 from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.lanes import lanes_plan, vector_width
@@ -60,8 +60,11 @@ def _blocks(
     card: Card, kind: TensorType, modes: Sequence[str], windows: Sequence[int]
 ) -> Iterator[tuple[str, Constants]]:
     for mode in modes:
+        used = 0 if mode == DENSE else 2
+        for wide in sorted({False, row_plans.aligned(kind, ())}):
+            row = row_plans.row_plan(card, kind, mode, (512,), 256 if kind.block == 256 else 320, 1, used, wide)
+            yield "product_row.cu", row.constants(kind, mode)
         for n in windows:
-            used = 0 if mode == DENSE else 2
             plan = plans.window_plan(card, kind, mode, (512,), 256, n, used)
             yield "product_window.cu", plan.constants(kind, mode)
         if mode != DOWN:

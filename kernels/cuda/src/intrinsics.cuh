@@ -174,6 +174,12 @@ DEVICE void gate_wait_empty(Gate* gate, u32 turn) { box_wait((u32)__cvta_generic
 DEVICE void gate_part(Gate* gate, int lane) { box_arrive((u32)__cvta_generic_to_shared(gate), lane); }
 DEVICE void gate_empty(Gate* gate, int lane) { box_arrive((u32)__cvta_generic_to_shared(gate) + 8, lane); }
 
+// A part by one thread, for lanes that a __syncwarp() was before.
+DEVICE void gate_arrive(Gate* gate) {
+    u64 state;
+    asm volatile("mbarrier.arrive.shared.b64 %0, [%1];" : "=l"(state) : "r"((u32)__cvta_generic_to_shared(gate)) : "memory");
+}
+
 DEVICE void box_wait_full(Box* box, u32 turn) { box_wait((u32)__cvta_generic_to_shared(box), turn & 1); }
 DEVICE void box_wait_empty(Box* box, u32 turn) { box_wait((u32)__cvta_generic_to_shared(box) + 8, (turn & 1) ^ 1); }
 DEVICE void box_fill(Box* box, int lane) { box_arrive((u32)__cvta_generic_to_shared(box), lane); }
@@ -212,6 +218,10 @@ DEVICE void gate_wait_full(Gate* gate, u32 turn, int parts) { wait_for(&gate->pa
 DEVICE void gate_wait_empty(Gate* gate, u32 turn) { wait_for(&gate->emptied, turn); }
 DEVICE void gate_part(Gate* gate, int lane) { gate_count(&gate->parts, lane); }
 DEVICE void gate_empty(Gate* gate, int lane) { gate_count(&gate->emptied, lane); }
+DEVICE void gate_arrive(Gate* gate) {
+    __threadfence();
+    atomicAdd(&gate->parts, 1u);
+}
 
 DEVICE void box_set(Box* box, u32 value, int lane) {
     __syncwarp();

@@ -430,6 +430,10 @@ inline void multiply(int* d, const unsigned* a, const unsigned* b, const int* c)
 
 }  // namespace emulated
 
+static inline void ptx_dp4a_u32_s32(int& r, unsigned a, unsigned b, int c) {
+    for (int i = 0; i < 4; i++) c += int(uint8_t(a >> 8 * i)) * int(int8_t(b >> 8 * i));
+    r = c;
+}
 static inline void ptx_prmt_b32(unsigned& r, unsigned a, unsigned b, unsigned pick) {
     const uint64_t all = uint64_t(b) << 32 | a;
     r = 0;

@@ -1,0 +1,309 @@
+// Weights for a lane that multiplies alone: an *item* is SPANS spans of 32 weights of one row, and a lane holds it whole.
+//
+// A block of 256 weights is two items of 4 spans; smaller blocks make items of 1 to 5 spans (row_plans.py). A lane needs no
+// other lane for its sums: four products an instruction, and a term a group of weights.
+//
+//     Item<F>::run(terms, p, first, grid, q, sums)
+//
+// p: the item's block in shared memory (the first, of small blocks), first: the item's first span in it; q: its activations,
+// 32 bytes a span in the order of Item<F>::ORDER; sums: the sums of its activations by groups, float for a format with
+// offsets, int where FOLD says so. terms: for each group the product, scaled, and then the offset's, if there are offsets.
+//
+// Formats without an own Item go through F::span. An own one leaves fields where they are: a masked field is a factor 2^k of
+// its number, two fields are multiplied apart and joined in the sum, and a constant that every code lacks is a multiple of
+// the sum of the activations (FOLD). All of that is exact in integers.
+#pragma once
+
+enum { PAIRED = 3 };  // an order of activations: 0, 16, 1, 17; 2, 18, 3, 19; ... of a span
+
+// sum + four products of bytes, those of a without a sign.
+DEVICE int dot_unsigned(u32 a, u32 q, int sum) {
+    int r;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(q), "r"(sum));
+    return r;
+}
+
+// Bytes of a lane at a multiple of 2, read by whole words. word(at): the four at `at`, a constant multiple of 2.
+struct Halves {
+    const u32* words;
+    u32 whole, half;  // picks of a word at a multiple of 4, and 2 past one
+
+    DEVICE explicit Halves(const u8* p) {
+        const u32 odd = (u32)(u64)p & 2;
+        words = (const u32*)(p - odd);
+        whole = odd ? 0x5432 : 0x3210;
+        half = odd ? 0x7654 : 0x5432;
+    }
+    DEVICE u32 word(int at) const { return permute(words[at >> 2], words[(at >> 2) + 1], at & 2 ? half : whole); }
+};
+
+// 4 N words of a block that begins at a multiple of 4, or of 16 where ALIGNED.
+template <int N>
+DEVICE void load_words(u32 (&to)[4 * N], const u8* p) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+#if ALIGNED
+        const uint4 v = *(const uint4*)(p + 16 * i);
+        to[4 * i] = v.x, to[4 * i + 1] = v.y, to[4 * i + 2] = v.z, to[4 * i + 3] = v.w;
+#else
+        for (int k = 0; k < 4; k++) to[4 * i + k] = *(const u32*)(p + 16 * i + 4 * k);
+#endif
+    }
+}
+
+// d * (byte k of word - less) for a half-precision d: `shift` is d * -(32768 + less). No conversion, exact.
+DEVICE float byte_times(u32 word, int k, float d, float shift) {
+    return fmaf(float_bits(permute(word, 0x47000000u, 0x7404 | k << 4)), d, shift);
+}
+
+DEVICE float term(int sum, float scale) { return scaled(sum, scale, scale * -MAGIC); }
+
+// Activations of half h (16) of span s: words of threads 2 h and 2 h + 1 in the order of the format.
+DEVICE uint4 inputs_of(const u8* q, int s, int h) { return *(const uint4*)(q + 32 * s + 16 * h); }
+
+template <class F>
+struct Item {
+    typedef float Sum;
+    enum { ORDER = F::ORDER, FOLD = 0, ODD_CODES = 0, PER = 32 / F::GROUP * (1 + F::OFFSET) };
+
+    template <int S>
+    DEVICE static void run(float (&terms)[S * PER], const u8* p, int first, Grid grid, const u8* q, const float* sums) {
+        enum { G = 32 / F::GROUP };
+#pragma unroll
+        for (int s = 0; s < S; s++) {
+            int sum[G];
+#pragma unroll
+            for (int k = 0; k < G; k++) sum[k] = MAGIC_BITS;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint4 v = inputs_of(q, s, h);
+                u32 c0, c1;
+                F::span(p, first + s, 2 * h, grid, c0, c1);
+                sum[0] = __dp4a((int)c0, (int)v.x, sum[0]), sum[G - 1] = __dp4a((int)c1, (int)v.y, sum[G - 1]);
+                F::span(p, first + s, 2 * h + 1, grid, c0, c1);
+                sum[0] = __dp4a((int)c0, (int)v.z, sum[0]), sum[G - 1] = __dp4a((int)c1, (int)v.w, sum[G - 1]);
+            }
+#pragma unroll
+            for (int k = 0; k < G; k++) {
+                const int g = (first + s) * G + k;
+                float* to = terms + s * PER + k * (1 + F::OFFSET);
+                to[0] = term(sum[k], F::scale(p, g));
+                if (F::OFFSET) to[1] = sums[s * G + k] * F::offset(p, g);
+            }
+        }
+    }
+};
+
+template <>
+struct Item<Q8_0> {
+    typedef float Sum;
+    enum { ORDER = NATIVE, FOLD = 0, ODD_CODES = 0, PER = 1 };
+
+    template <int S>
+    DEVICE static void run(float (&terms)[S], const u8* p, int, Grid, const u8* q, const float*) {
+        const Halves bytes(p + 2);
+#pragma unroll
+        for (int s = 0; s < S; s++) {
+            int sum = MAGIC_BITS;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint4 v = inputs_of(q, s, h);
+                const int at = 34 * s + 8 * h;
+                sum = __dp4a((int)bytes.word(at), (int)v.x, sum);
+                sum = __dp4a((int)bytes.word(at + 16), (int)v.y, sum);
+                sum = __dp4a((int)bytes.word(at + 4), (int)v.z, sum);
+                sum = __dp4a((int)bytes.word(at + 20), (int)v.w, sum);
+            }
+            terms[s] = term(sum, half_at(p + 34 * s));
+        }
+    }
+};
+
+// Half a block: two words of low fields and one of high fields make four spans.
+template <>
+struct Item<Q6_K> {
+    typedef int Sum;
+    enum { ORDER = NATIVE, FOLD = 1, ODD_CODES = 0, PER = 2 };
+
+    template <int S>
+    DEVICE static void run(float (&terms)[2 * S], const u8* p, int first, Grid, const u8* q, const int* sums) {
+        static_assert(S == 4, "an item of Q6_K is half a block");
+        const Halves low(p + 16 * first), high(p + 128 + 8 * first);
+        int fours[4][2], twos[4][2];  // span, group
+        const int4 of[2] = {((const int4*)sums)[0], ((const int4*)sums)[1]};
+#pragma unroll
+        for (int s = 0; s < 4; s++)
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const int4& own = of[s >> 1];
+                fours[s][k] = MAGIC_BITS - (s < 2 ? 32 : 512) * (s & 1 ? (k ? own.w : own.z) : k ? own.y : own.x);
+                twos[s][k] = 0;
+            }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint4 v[4];
+#pragma unroll
+            for (int s = 0; s < 4; s++) v[s] = inputs_of(q, s, h);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {  // words t = 2 h, 2 h + 1 of either group
+                const int k = i & 1, at = 8 * h + 4 * (i >> 1) + 16 * k;
+                const u32 a = low.word(at), b = low.word(32 + at), c = high.word(at);
+                const auto in = [&](int s) { return i == 0 ? v[s].x : i == 1 ? v[s].y : i == 2 ? v[s].z : v[s].w; };
+                fours[0][k] = dot_unsigned(a & 0x0F0F0F0Fu, in(0), fours[0][k]);
+                fours[1][k] = dot_unsigned(b & 0x0F0F0F0Fu, in(1), fours[1][k]);
+                fours[2][k] = dot_unsigned(a & 0xF0F0F0F0u, in(2), fours[2][k]);
+                fours[3][k] = dot_unsigned(b & 0xF0F0F0F0u, in(3), fours[3][k]);
+                twos[0][k] = dot_unsigned(c & 0x03030303u, in(0), twos[0][k]);
+                twos[1][k] = dot_unsigned(c & 0x0C0C0C0Cu, in(1), twos[1][k]);
+                twos[2][k] = dot_unsigned(c & 0x30303030u, in(2), twos[2][k]);
+                twos[3][k] = dot_unsigned(c & 0xC0C0C0C0u, in(3), twos[3][k]);
+            }
+        }
+        const Halves scales(p + 192 + 2 * first);
+        const u32 biased[2] = {scales.word(0) ^ 0x80808080u, scales.word(4) ^ 0x80808080u};
+        const float d = half_at(p + 208), d16 = d * 0.0625f;
+#pragma unroll
+        for (int s = 0; s < 4; s++)
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const float own = s < 2 ? d : d16;
+                const float scale = byte_times(biased[s >> 1], 2 * (s & 1) + k, own, own * -32896.0f);
+                terms[2 * s + k] = term(fours[s][k] + (s & 1 ? 4 : 16) * twos[s][k], scale);
+            }
+    }
+};
+
+// The 4-bit fields of 32 weights, low ones in the even span of a pair, with a fifth bit each.
+template <int FIFTH>
+struct NibbleItem {
+    typedef float Sum;
+    enum { ORDER = NATIVE, FOLD = 0, ODD_CODES = 0, PER = 2 };
+
+    // blocks: d, dmin, twelve bytes of scales and minima, 32 bytes of fifth bits if any, the fields
+    template <int S>
+    DEVICE static void run(float (&terms)[2 * S], const u8* p, int first, Grid, const u8* q, const float* sums) {
+        static_assert(S == 4, "an item is half a block");
+        u32 head[4], fifth[8];
+        load_words<1>(head, p);
+        if (FIFTH) {
+            load_words<2>(fifth, p + 16);
+#pragma unroll
+            for (int i = 0; i < 8; i++) fifth[i] >>= first;
+        }
+        int fields[4], bits[4];
+#pragma unroll
+        for (int s = 0; s < 4; s++) fields[s] = MAGIC_BITS, bits[s] = 0;
+#pragma unroll
+        for (int pair = 0; pair < 2; pair++) {
+            u32 w[8];
+            load_words<2>(w, p + (FIFTH ? 48 : 16) + 16 * first + 32 * pair);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint4 even = inputs_of(q, 2 * pair, h), odd = inputs_of(q, 2 * pair + 1, h);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int j = 2 * h + (i >> 1) + 4 * (i & 1), s = 2 * pair;
+                    const u32 e = i == 0 ? even.x : i == 1 ? even.y : i == 2 ? even.z : even.w;
+                    const u32 o = i == 0 ? odd.x : i == 1 ? odd.y : i == 2 ? odd.z : odd.w;
+                    fields[s] = dot_unsigned(w[j] & 0x0F0F0F0Fu, e, fields[s]);
+                    fields[s + 1] = dot_unsigned(w[j] & 0xF0F0F0F0u, o, fields[s + 1]);
+                    if (FIFTH) {
+                        bits[s] = dot_unsigned(fifth[j] & 0x01010101u << s, e, bits[s]);
+                        bits[s + 1] = dot_unsigned(fifth[j] & 0x01010101u << (s + 1), o, bits[s + 1]);
+                    }
+                }
+            }
+        }
+        // six bits a scale and a minimum; those of the upper half have their top bits with the lower ones
+        u32 scales = head[1] & 0x3F3F3F3Fu, minima = head[2] & 0x3F3F3F3Fu;
+        if (first) {
+            scales = (head[3] & 0x0F0F0F0Fu) | (head[1] >> 2 & 0x30303030u);
+            minima = (head[3] >> 4 & 0x0F0F0F0Fu) | (head[2] >> 2 & 0x30303030u);
+        }
+        const float4 of = *(const float4*)sums;
+        const float d = half_value((u16)head[0]), d16 = d * 0.0625f, least = -half_value((u16)(head[0] >> 16));
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            const float own = s & 1 ? d16 : d;
+            const float scale = byte_times(scales, s, own, own * -32768.0f);
+            terms[2 * s] = term(fields[s] + ((s & 1 ? 256 : 16) >> s) * bits[s], scale);
+            terms[2 * s + 1] = (s == 0 ? of.x : s == 1 ? of.y : s == 2 ? of.z : of.w) * byte_times(minima, s, least, least * -32768.0f);
+        }
+    }
+};
+
+template <>
+struct Item<Q4_K> : NibbleItem<0> {};
+
+template <>
+struct Item<Q5_K> : NibbleItem<1> {};
+
+// Codes of four fields: of the lower and of the upper half of the table, added in the sum. A pick with its high bit spreads
+// the byte's sign: -1 for a negative code, 0 for a positive one, so the upper half holds 1 more.
+DEVICE int dot_nibbles(u32 fields, u32 q, int sum) {
+    sum = __dp4a((int)permute(0xBFAD9881u, 0xF6EADDCFu, fields), (int)q, sum);
+    return __dp4a((int)permute(0x271A0E02u, 0x725A4636u, fields ^ 0x8888u), (int)q, sum);
+}
+
+template <>
+struct Item<IQ4_NL> {
+    typedef float Sum;
+    enum { ORDER = PAIRED, FOLD = 0, ODD_CODES = 0, PER = 1 };
+
+    template <int S>
+    DEVICE static void run(float (&terms)[S], const u8* p, int, Grid, const u8* q, const float*) {
+#pragma unroll
+        for (int s = 0; s < S; s++) {
+            int sum = MAGIC_BITS;
+            const u16* fields = (const u16*)(p + 18 * s + 2);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint4 v = inputs_of(q, s, h);
+                sum = dot_nibbles(fields[4 * h], v.x, sum);
+                sum = dot_nibbles(fields[4 * h + 1], v.y, sum);
+                sum = dot_nibbles(fields[4 * h + 2], v.z, sum);
+                sum = dot_nibbles(fields[4 * h + 3], v.w, sum);
+            }
+            terms[s] = term(sum, half_at(p + 18 * s));
+        }
+    }
+};
+
+// The codes are odd: the table holds c = (code - 1) / 2, a sign is an exclusive or, and a code is 2 (c ^ sign) + 1.
+template <>
+struct Item<IQ3_S> {
+    typedef int Sum;
+    enum { ORDER = EIGHT, FOLD = 1, ODD_CODES = 1, PER = 1 };
+
+    // Codes i of a span: `w` has its index, `high` the ninth bit in byte s, `signs` four in the bits from 4 * (i & 1).
+    DEVICE static int dot(u32 w, u32 high, u32 signs, int i, int s, Grid grid, u32 q, int sum) {
+        const u32 entry = grid.word(permute(w, high & 0x01010101u, 0xCC40 + 16 * s + (i & 3)));
+        const u32 spread = i & 1 ? (signs & 0xF0u) * 0x01020408u : (signs & 0x0Fu) * 0x10204080u;
+        return __dp4a((int)(entry ^ permute(spread, 0, 0xBA98)), (int)q, sum);
+    }
+
+    template <int S>
+    DEVICE static void run(float (&terms)[S], const u8* p, int first, Grid grid, const u8* q, const int* sums) {
+        static_assert(S == 4, "an item of IQ3_S is half a block");
+        const Halves index(p + 2 + 8 * first), rest(p + 66 + first), signs(p + 74 + 4 * first);
+        const u32 high = rest.word(0), scales = *(const u16*)(p + 106 + (first >> 1));
+        const float d = half_at(p);
+        const int4 of = *(const int4*)sums;
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            int sum = 0;
+            u32 sign = signs.word(4 * s);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const u32 w = index.word(8 * s + 4 * h);
+                const uint4 v = inputs_of(q, s, h);
+                sum = dot(w, high >> 4 * h, sign, 0, s, grid, v.x, sum);
+                sum = dot(w, high >> (4 * h + 1), sign, 1, s, grid, v.y, sum);
+                sum = dot(w, high >> (4 * h + 2), sign >> 8, 2, s, grid, v.z, sum);
+                sum = dot(w, high >> (4 * h + 3), sign >> 8, 3, s, grid, v.w, sum);
+                sign >>= 16;
+            }
+            terms[s] = term(MAGIC_BITS + 2 * sum + (s == 0 ? of.x : s == 1 ? of.y : s == 2 ? of.z : of.w), odd_scale(d, 1.0f, scales >> 4 * s & 15));
+        }
+    }
+};

@@ -1,0 +1,48 @@
+"""Products with single rows of activations on the host's emulator of a card: the bits of the written order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from strata.kernels.cuda import row_product
+from strata.kernels.cuda.arguments import address
+from strata.kernels.cuda.plans import RowTuning
+from strata.kernels.reference.linear import ordered_linear
+
+from .conftest import activations, same_bits
+
+
+def dense(host, weights, tuning):
+    x = activations(1, weights[0].cols)
+    placed = [host.weight(w) for w in weights]
+    outs = [host.upload(np.full((1, w.rows), np.nan, np.float32)) for w in weights]
+    matrices = [(address(w.data), o, w.rows) for w, o in zip(placed, outs, strict=True)]
+    row_product.dense(weights[0].type, matrices, weights[0].cols, tuning, x=host.upload(x))
+    for got, want in zip(outs, ordered_linear(weights, x), strict=True):
+        same_bits(host.download(got), want)
+
+
+ROWS = [
+    ("Q6_K", 21, 768, RowTuning()),
+    ("Q6_K", 3, 2560, RowTuning(depth=1)),
+    ("Q8_0", 19, 320, RowTuning()),
+    ("Q8_0", 5, 352, RowTuning()),
+    ("Q5_K", 40, 512, RowTuning(piece_room=4096, terms_room=8192)),
+    ("Q4_K", 40, 512, RowTuning()),
+    ("IQ4_NL", 33, 640, RowTuning(terms_room=512, piece_room=256)),
+    ("IQ3_S", 40, 1280, RowTuning(table_room=1)),
+    ("IQ2_XS", 10, 512, RowTuning()),
+    ("IQ2_XXS", 10, 512, RowTuning()),
+    ("IQ1_M", 10, 512, RowTuning()),
+    ("Q2_K", 33, 512, RowTuning()),
+    ("Q2_0", 33, 320, RowTuning()),
+    ("MXFP4", 9, 192, RowTuning()),
+    ("Q4_1", 40, 1120, RowTuning(warps=4)),
+    ("Q5_1", 4, 96, RowTuning(spans=1)),
+]
+
+
+@pytest.mark.parametrize("name, rows, cols, tuning", ROWS, ids=str)
+def test_a_row_has_the_bits_of_the_written_order(host, random_weight, name, rows, cols, tuning):
+    dense(host, [random_weight(name, rows, cols)], tuning)
