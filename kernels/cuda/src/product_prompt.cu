@@ -180,8 +180,9 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int columns) 
 }
 
 // Half a chunk of the warp's 16 rows to int8, scales and offsets. The int8 lie as the matrix step wants them: for a span
-// 512 bytes, 16 a lane (the words of rows g and g + 8, twice). low, high: address bits of the thread's two rows.
-DEVICE void unpack_step(u8* shared, u32 low, u32 high, int step, int spans, Grid grid) {
+// 512 bytes, 16 a lane (the words of rows g and g + 8, twice). Spans past the row's end have codes without meaning, which
+// nobody reads. low, high: address bits of the thread's two rows.
+DEVICE void unpack_step(u8* shared, u32 low, u32 high, int step, Grid grid) {
     const int slab = threadIdx.x >> 5, g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3, upper = 4 * (step & 1);
     const u32 at = (step >> 1) * CHUNK_BYTES;
     const u8* raw = shared + (CHUNKS == 2 && step & 2 ? BM * PITCH : 0) + (16 * slab + g) * PITCH;
@@ -192,13 +193,11 @@ DEVICE void unpack_step(u8* shared, u32 low, u32 high, int step, int spans, Grid
     uint4 c[4];  // stored at the end: a store between loads would make them again
 #pragma unroll
     for (int s = 0; s < 4; s++) {
-        if (F::BLOCK < 256 && s >= spans) break;
         F::span(p0, upper + s, t, grid, c[s].x, c[s].z);
         F::span(p1, upper + s, t, grid, c[s].y, c[s].w);
     }
 #pragma unroll
     for (int s = 0; s < 4; s++) *(uint4*)(to + 512 * s) = c[s];
-    if (F::BLOCK < 256 && t >= spans) return;
     float* scales = (float*)(unpacked + CODES) + slab * 16 + 2 * g;  // row g, then row g + 8
 #pragma unroll
     for (int k = 0; k < PER_SPAN; k++) {
@@ -422,7 +421,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     copies_commit();
     copies_wait<0>();
     __syncthreads();
-    unpack_step(shared, low, high, 0, spans_of(0), grid);
+    unpack_step(shared, low, high, 0, grid);
     __syncthreads();
 
     const bool busy = 8 * eights * wn < w.count;  // a warp whose columns are all past the tile's end only unpacks
@@ -442,12 +441,12 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
             }
         }
         copies_commit();
-        if (unpacks_first && next < steps) unpack_step(shared, low, high, next, spans_of(next), grid);
+        if (unpacks_first && next < steps) unpack_step(shared, low, high, next, grid);
         if (busy) {
             if (MODE == DENSE) multiply_step<NT>(acc, shared, step, spans_of(step), wm, wn);
             else Steps<NT>::multiply(acc, shared, step, spans_of(step), eights, wm, wn);
         }
-        if (!unpacks_first && next < steps) unpack_step(shared, low, high, next, spans_of(next), grid);
+        if (!unpacks_first && next < steps) unpack_step(shared, low, high, next, grid);
         copies_wait<0>();
         __syncthreads();
     }
