@@ -47,6 +47,7 @@ from strata.protocol.lines import (
 from .mock_script import Cast, EndOfRequest, Play, Script, Stage, Step, Words
 
 CONTEXT_MARGIN = 8
+DECODE_SHARE = 0.5  # of a chunk's time, in which slots decode before the next one
 
 _WORKED, _WAITS, _WAITS_ALONE = True, False, None
 Unit = bool | None
@@ -177,8 +178,9 @@ class Machine:
         play = self._cast.play(command.ids)
         try:
             yield from self._run(command, index, play)
-        except EndOfRequest:
+        except EndOfRequest as error:
             self._live = array("i")
+            self._say(Err(str(error)))
         self._lines = deque(line for line in self._lines if not isinstance(line, BYield))
 
     def _run(self, command: Gen | BGen, index: int | None, play: Play) -> Iterator[Unit]:
@@ -198,8 +200,10 @@ class Machine:
             if position < n:
                 gave_way = self._boundary(index, n - position)
                 yield _WORKED
-                if gave_way is None:
+                if gave_way is None and self._is_decoding:
                     self._window()
+                    for _ in self._stage.wait(script.chunk_ms * DECODE_SHARE):
+                        yield _WAITS
         read_at = self._clock()
         output: array[int] = array("i")
         finish: Finish = "cancel"

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from strata.protocol.lines import Err, Finish, encode
+from strata.protocol.lines import Finish
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -31,8 +31,8 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     gate: str | None = None  # go on when this file exists
     raw: str | None = None  # a line as it is
     log: str | None = None  # a line for stderr
-    err: str | None = None  # ERR, which ends the request
-    exit: int | None = None  # ERR or not, the process ends with this code
+    err: str | None = None  # ERR, which ends the request; in a slot, its end with `error`
+    exit: int | None = None  # the process ends with this code
     kill: bool | None = None  # the process ends by SIGKILL
     silent: bool | None = None  # never says anything again
 
@@ -74,11 +74,11 @@ class Words(Protocol):
 
 
 class EndOfRequest(Exception):
-    """A step wrote an ERR."""
+    """The request fails: an ERR with this text, or the end of its slot."""
 
 
 class Play:
-    """Raises EndOfRequest from `token` after an ERR."""
+    """`token` raises EndOfRequest where the script has an error."""
 
     def __init__(self, stage: Stage, reply: Reply, match: re.Match[str] | None) -> None:
         self.reply = reply
@@ -128,7 +128,7 @@ class Stage:
                 sys.stderr.write(f"{step.log}\n")
                 sys.stderr.flush()
             if step.err is not None:
-                self._say(encode(Err(step.err)))
+                raise EndOfRequest(step.err)
             if step.kill:
                 os.kill(os.getpid(), signal.SIGKILL)
             if step.exit is not None:
@@ -136,8 +136,6 @@ class Stage:
                 os._exit(step.exit)
             if step.silent:
                 threading.Event().wait()
-            if step.err is not None:
-                raise EndOfRequest
 
     def wait(self, ms: float) -> Iterator[None]:
         until = self._clock() + ms / 1000

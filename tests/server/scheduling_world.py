@@ -292,9 +292,11 @@ class EngineWorld(World):
         return True
 
     def turn(self) -> bool:
-        """Everything moves by one."""
+        """Everything moves: the engine by one unit of work, the server by all lines that it had when this began."""
         self.now += 0.001
-        return any([self.engine_reads(), self.engine_works(), self.server_reads()])
+        n_lines = len(self.from_engine)
+        moved = [self.engine_reads(), self.engine_works()]
+        return any([*moved, *(self.server_reads() for _ in range(n_lines))])
 
     def settle(self, most: int = 100_000) -> None:
         """Until nothing moves any more."""

@@ -18,6 +18,7 @@ import pytest
 
 from strata.server.__main__ import parse_flags, settings_of
 from strata.server.settings import SettingsError
+from strata.server.turns import Rules
 
 PROGRAM = [sys.executable, "-m", "strata.server"]
 
@@ -50,6 +51,7 @@ REFUSED = {
     "empty key in the environment": ([], {"STRATA_API_KEY": ""}, {}, "STRATA_API_KEY: an empty key"),
     "a key with a line break": (["--api-key", "a\nb"], {}, {}, "printable"),
     "port": (["--port", "70000"], {}, {}, "--port"),
+    "bad wait": ([], {"STRATA_ADMIT_MAX_WAIT_S": "-1"}, {}, "STRATA_ADMIT_MAX_WAIT_S"),
     "bad number": ([], {"STRATA_ENGINE_READY_S": "soon"}, {}, "STRATA_ENGINE_READY_S"),
     "bad key in the config": ([], {}, {"fit_max_tokens": "yes"}, "fit_max_tokens"),
     "no pack": ([], {}, {"args": []}, "--pack"),
@@ -99,6 +101,36 @@ def test_the_engine_is_started_as_the_config_says(config, pack, tmp_path):
     assert got.launch.command[1:] == ["--pack", str(pack), "--serve"] and got.launch.cwd == tmp_path
     assert got.launch.env == {"HOME": "/", "STRATA_X": "5"} and got.launch.log == tmp_path / "my.log"
     assert got.pack == pack and got.before_load == ["echo", "a b"]
+
+
+@pytest.mark.parametrize(
+    "keys, added, asked",
+    [
+        ({}, [], 1),
+        ({"parallel": 1}, [], 1),
+        ({"parallel": 4}, ["--batch", "4"], 4),
+        ({"parallel": 4, "args": ["--slots", "3"]}, [], 3),
+        ({"args": ["--batch=6"]}, [], 6),
+        ({"parallel": 2.5}, [], 1),
+    ],
+)
+def test_slots_are_asked_of_the_engine_and_known_to_the_server(config, pack, keys, added, asked):
+    args = ["--pack", str(pack), *keys.pop("args", [])]
+    got = settings(["--config", str(config(args=args, **keys))])
+    assert got.launch.command[1:] == [*args, *added, "--serve"] and got.parallel == asked
+
+
+def test_the_scripted_engine_gets_the_slots_of_the_config(config):
+    got = settings(["--engine", "mock", "--config", str(config(parallel=3))])
+    assert got.launch.command[-2:] == ["--batch", "3"] and got.parallel == 3
+
+
+def test_the_rules_of_the_scheduler_come_from_the_environment(config):
+    path = str(config(max_queue=7))
+    assert settings(["--config", path]).rules == Rules(max_queue=7)
+    environment = {"STRATA_PARALLEL_SOLO": "0", "STRATA_ADMIT_SHORT_FIRST": "200", "STRATA_ADMIT_MAX_WAIT_S": "2.5"}
+    wanted = Rules(max_queue=7, returns_to_solo=False, short_first=200, short_after_s=2.5)
+    assert settings(["--config", path], environment).rules == wanted
 
 
 def test_help_teaches():
