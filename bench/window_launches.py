@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
 from strata.engine.device.driver import Driver
+from strata.kernels.cuda.ahead import AHEAD, NOTHING
 from strata.kernels.cuda.kernel import Kernel
 
 REPLAYS = 11
+HINTING = ("hyper_norm", "gdn_window", "route_window")
+"""Kernels that ask for weights ahead."""
 ADVANCES = "window_next"
 """The kernel that moves a window on: left out of replays, which stay at their position."""
 
@@ -87,6 +90,21 @@ class Launches:
         """`Kernel.prefer_shared` of all of them."""
         for launch in self._all:
             launch.kernel.prefer_shared(percent)
+
+    def without_hints(self, kernels: Collection[str]) -> Launches:
+        """These kernels do not ask for weights of kernels to come (kernels/cuda/ahead.py)."""
+
+        def plain(argument: Any) -> Any:
+            return NOTHING if isinstance(argument, np.ndarray) and argument.dtype == AHEAD else argument
+
+        return Launches(
+            [
+                replace(launch, arguments=tuple(map(plain, launch.arguments)))
+                if launch.kernel.name in kernels
+                else launch
+                for launch in self._all
+            ]
+        )
 
     def queue(self, without: Collection[str]) -> None:
         """Queue them again, those with other labels."""

@@ -100,6 +100,9 @@ class Device(StateMemory, Protocol):
     def place(self, arrays: Sequence[npt.NDArray[np.int32]]) -> Sequence[Array]:
         """What describes the rows of a pass, where kernels read it until the next `place`."""
 
+    def ahead(self, owner: object, weights: Sequence[Weight]) -> None:
+        """A hint for good: after the operation of `owner` (a Hyper, Gdn or Moe) these matrices are read."""
+
     def expect(self, bound: int | None) -> None:
         """The positions of the next pass are below the bound; None: they may be anything."""
 

@@ -226,6 +226,9 @@ class CudaDevice:
         self._spaces = [Workspace(part) for part in parts]
         self.kernels.workspace = self._spaces[0] if parts else self._counters
 
+    def ahead(self, owner: object, weights: Sequence[Weight]) -> None:
+        self.kernels.ahead(owner, weights)
+
     def expect(self, bound: int | None) -> None:
         self.kernels.bound = bound
 

@@ -96,6 +96,9 @@ class HostDevice(HostMemory):
     def place(self, arrays: Sequence[npt.NDArray[np.int32]]) -> Sequence[Array]:
         return arrays
 
+    def ahead(self, owner: object, weights: Sequence[Weight]) -> None:
+        """Nothing to do: the processor finds its own way."""
+
     def expect(self, bound: int | None) -> None:
         """Nothing to do: the kernels look at the positions."""
 

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from strata.kernels.check import check, require
+from strata.kernels.cuda import ahead
 from strata.kernels.cuda.launch import F32, I32, launch
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.ops import Gdn
@@ -42,8 +45,12 @@ def gdn(
     conv: DeviceArray,
     state: DeviceArray,
     eps: float,
+    hint: np.ndarray = ahead.NOTHING,
 ) -> DeviceArray:
-    """p (n, 2*K*D + V*D), z (n, V*D), b and a (n, V) -> (n, V*D); `conv` and `state` advance in place."""
+    """p (n, 2*K*D + V*D), z (n, V*D), b and a (n, V) -> (n, V*D); `conv` and `state` advance in place.
+
+    `hint`: what a window reads next.
+    """
     size = check(
         w_a=(w.a, "V", F32),
         w_dt=(w.dt, "V", F32),
@@ -76,9 +83,11 @@ def gdn(
     with workspace.scratch():
         o = workspace.array((n, heads * d))
         if window:
+            more = -(-ahead.blocks(hint, _SCAN_THREADS) // (grid[0] * grid[1]))
             launch(
-                "gdn_scan.cu", "gdn_window", grid, block,
-                p, *weights, state, segments, o, *sizes, TOKENS=_FEW if n == size["s"] else _MANY, **constants,
+                "gdn_scan.cu", "gdn_window", (*grid[:2], grid[2] + more), block,
+                p, *weights, state, segments, o, *sizes, I32(grid[2]), hint,
+                TOKENS=_FEW if n == size["s"] else _MANY, **constants,
             )  # fmt: skip
         else:
             c, decay, beta = workspace.array((n, channels)), workspace.array((n, heads)), workspace.array((n, heads))

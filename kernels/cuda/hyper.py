@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from strata.kernels.check import check, require
+from strata.kernels.cuda import ahead
 from strata.kernels.cuda import card as cards
 from strata.kernels.cuda.launch import F32, I32, I64, launch
 from strata.kernels.cuda.product import linear
@@ -48,10 +49,11 @@ def hyper_mix(
     eps: float,
     rows_at_once: int,
     added: Added | None = None,
+    hint: np.ndarray = ahead.NOTHING,
 ) -> tuple[DeviceArray, DeviceArray | None]:
     """x (n, C, H) -> the block's input u (n, H), and beta (n, C) when the module injects.
 
-    With `added`, x[c] = fma(beta[c], y, x[c]) comes first, in place.
+    With `added`, x[c] = fma(beta[c], y, x[c]) comes first, in place. `hint`: what a window reads next.
     """
     size = check(x=(x, "n C H", F32), norm=(hc.norm, "C H", F32))
     n, streams, width = size["n"], size["C"], size["H"]
@@ -65,7 +67,7 @@ def hyper_mix(
         rows = slice(begin, min(begin + rows_at_once, n))
         before = None if added is None else (added[0][rows], added[1][rows])
         with workspace.scratch():
-            _mix(workspace, x[rows], hc, eps, before, u[rows], None if beta is None else beta[rows])
+            _mix(workspace, x[rows], hc, eps, before, u[rows], None if beta is None else beta[rows], hint)
     return u, beta
 
 
@@ -77,15 +79,17 @@ def _mix(
     added: Added | None,
     u: DeviceArray,
     beta: DeviceArray | None,
+    hint: np.ndarray,
 ) -> None:
     """One batch of rows, into u and beta."""
     n, streams, width = x.shape
     scale = F32(1) / F32(streams)
     normed = workspace.array((n, streams * width))
     before = (None, None) if added is None else added
+    more = ahead.blocks(hint, LANES) if n <= WINDOW_ROWS else 0
     launch(
-        _SOURCE, "hyper_norm", (n * streams,), (LANES,),
-        x, *before, hc.norm, normed, I32(width), I32(streams), F32(eps), PER_THREAD=-(-width // LANES),
+        _SOURCE, "hyper_norm", (n * streams + more,), (LANES,), x, *before, hc.norm, normed,
+        I32(n * streams), I32(width), I32(streams), F32(eps), hint, PER_THREAD=-(-width // LANES),
     )  # fmt: skip
     shared = _window_shared(hc, n, streams, width)
     if shared and shared <= cards.card().shared_block - _STATIC:

@@ -14,6 +14,7 @@
 //          within 3 % of even; 32 columns leave a quarter of them idle. Neighbouring lanes are two columns of one
 //          group: they read the same query and key, and half a warp reads 128 bytes, which is one turn of the memory.
 // Source   the order of every sum is that of `ops.Kernels.gdn`
+#include "ahead.cuh"
 #include "gdn_window.cuh"
 
 #ifndef TOKENS
@@ -284,7 +285,12 @@ KERNEL void __launch_bounds__(SCAN_THREADS, 4)
 
 KERNEL void __launch_bounds__(SCAN_THREADS, TOKENS < 8 ? 8 : 4)
     gdn_window(const float* p, const float* conv_w, const float* conv, const float* b, const float* a, const float* w_a,
-               const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads) {
+               const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads, int n,
+               PARAMETER Ahead ahead) {
+    if (blockIdx.z >= n) {  // after the blocks of the n segments: bring what the product to come will read
+        bring(ahead, ((blockIdx.z - n) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x);
+        return;
+    }
     const Work g = work_of(nullptr, nullptr, nullptr, key_heads, value_heads);
     const Segment seg = segment_at(segments, blockIdx.z);
     const Raw raw = {Window::of(p, conv_w, conv, g.channels, seg), b, a, w_a, w_dt};

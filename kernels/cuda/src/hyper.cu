@@ -1,6 +1,7 @@
 // Hyper-connections around their products: streams normed, gates activated, streams mixed, a block's output added.
 //
-// hyper_norm   [x = fma(beta, y, x) when beta is given,] normed = rms(x) per stream; a block of 128 threads a stream
+// hyper_norm   [x = fma(beta, y, x) when beta is given,] normed = rms(x) per stream; a block of 128 threads a stream. The blocks
+//              after those bring what the products to come will read
 // hyper_gate   a = silu(a * scale) in place; beta = 2 * sigmoid(inject * scale)
 // hyper_mean   u = (sum_c sigmoid(gates[c]) * normed[c]) * scale, c ascending, first a product, then fma
 // hyper_add    x = fma(beta, y, x)
@@ -10,6 +11,7 @@
 // Shapes   x, normed, gates (n, C, H), y and u (n, H), beta and inject (n, C), H a multiple of 4
 // Cost     each reads and writes its arrays once
 #include "rows.cuh"
+#include "ahead.cuh"
 
 #ifndef PER_THREAD
 #define PER_THREAD 20
@@ -19,10 +21,14 @@
 #endif
 
 KERNEL void __launch_bounds__(LANES)
-    hyper_norm(float* x, const float* beta, const float* y, const float* w, float* normed, int width, int streams,
-               float eps) {
+    hyper_norm(float* x, const float* beta, const float* y, const float* w, float* normed, int rows, int width, int streams,
+               float eps, PARAMETER Ahead ahead) {
     __shared__ float buffer[LANES];
     const long long row = blockIdx.x;
+    if (row >= rows) {
+        bring(ahead, blockIdx.x - rows);
+        return;
+    }
     x += row * width + threadIdx.x;
     normed += row * width + threadIdx.x;
     w += row % streams * width + threadIdx.x;

@@ -74,16 +74,16 @@ DEVICE float read_early(const float* p) {
 #endif
 }
 
-// Whether this is the last block of a launch to come here, after all its threads; what the others wrote before can then be
-// read past the first cache. `ended`: a word that is 0, and is again afterwards.
-DEVICE bool last_block(u32* ended) {
+// Whether this is the last of `blocks` to come here, after all its threads; what the others wrote before can then be read
+// past the first cache. `ended`: a word that is 0, and is again afterwards.
+DEVICE bool last_block(u32* ended, u32 blocks) {
     __shared__ u32 before;
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) before = atomicInc(ended, gridDim.x * gridDim.y * gridDim.z - 1);
+    if (threadIdx.x == 0) before = atomicInc(ended, blocks - 1);
     __syncthreads();
     __threadfence();
-    return before == gridDim.x * gridDim.y * gridDim.z - 1;
+    return before == blocks - 1;
 }
 
 // ----------------------------------------------------------------------------------------------------------- copies
