@@ -14,13 +14,14 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from strata.protocol.config import Config, ConfigError, engine_command, engine_environment, load
 from strata.protocol.version import VERSION
 
-from .app import RunningServer
+from .app import TURN_WORD, RunningServer
 from .chat.errors import TemplateError, VocabularyError
 from .chat.template import Chat
 from .chat.vocabulary import Vocabulary
@@ -61,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         configure_logging(os.environ)
         settings = settings_of(flags, os.environ)
         chat = load_chat(settings)
-        return asyncio.run(serve(settings, chat))
+        return asyncio.run(serve(with_turn_token(settings, chat.vocabulary), chat))
     except SettingsError as error:
         sys.stderr.write(f"strata-server: {error}\n")
         return EXIT_USAGE
@@ -225,6 +226,16 @@ def load_chat(settings: Settings) -> Chat:
         raise SettingsError(f"{settings.pack}: {error.strerror or error}") from None
     except (VocabularyError, TemplateError) as error:
         raise SettingsError(str(error)) from None
+
+
+def with_turn_token(settings: Settings, vocabulary: Vocabulary) -> Settings:
+    """The engine keeps checkpoints where a turn begins. It knows no words, so it is told the token, unless the config
+    does."""
+    token = vocabulary.special.get(TURN_WORD)
+    command = settings.launch.command
+    if token is None or any(word.partition("=")[0] == "--turn-token" for word in command):
+        return settings
+    return replace(settings, launch=replace(settings.launch, command=[*command, "--turn-token", str(token)]))
 
 
 async def serve(settings: Settings, chat: Chat) -> int:

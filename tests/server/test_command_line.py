@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from strata.server.__main__ import parse_flags, settings_of
+from strata.server.__main__ import parse_flags, settings_of, with_turn_token
 from strata.server.settings import SettingsError
 from strata.server.turns import Rules
 
@@ -265,3 +265,12 @@ def test_keys_are_never_written_to_the_log(start):
     running = start({}, "--api-key", "very-secret")
     running.until("engine: ready")
     assert "with API key" in "".join(running.lines) and "very-secret" not in "".join(running.lines)
+
+
+def test_the_engine_is_told_the_token_that_begins_a_turn_in_this_vocabulary(config, chat):
+    """With another model's token nothing of a conversation whose thinking was dropped would ever be found again."""
+    turn = chat.vocabulary.special["<|im_start|>"]
+    told = with_turn_token(settings(["--config", str(config())]), chat.vocabulary)
+    assert told.launch.command[-2:] == ["--turn-token", str(turn)]
+    own = settings(["--config", str(config(args=["--pack", "x.gguf", "--turn-token=5"]))])
+    assert with_turn_token(own, chat.vocabulary) == own
