@@ -242,7 +242,7 @@ class Service:
             parts.append(f"experts in VRAM {record.hit_rate:.1%}, over PCIe {record.pcie_share or 0.0:.1%}")
         parts.append(" > ".join(job.path) or "never sent")
         if job.n_yields:
-            parts.append(f"gave way {job.n_yields} times")
+            parts.append(f"gave way {job.n_yields} time{'s' if job.n_yields > 1 else ''}")
         parts.append(f"{record.duration_s:.2f} s")
         if isinstance(end, Failed):
             parts.append(end.message)
