@@ -308,6 +308,9 @@ DEVICE void join_rows(const Arguments& a, const int* keys, const float* y) {
     }
 }
 
+// The compiler must have the value here.
+#define KEEP_POINTER(x) asm volatile("" : "+l"(x))
+
 struct Place {  // of a unit: its bytes, items before it in its part, items of the part
     Part part;
     const u8* from;
@@ -344,13 +347,14 @@ KERNEL __launch_bounds__(32 * WARPS, 2) void product_row(PARAMETER Arguments a) 
     auto load = [&](int number, int stage) {
         if (number < units) {
             const Place place = place_of(a, tables.parts, number);
-            const int shift = (int)((u64)place.from & 15);
-            const int end = shift + min((int)UNIT_BYTES, (place.part.items - place.item) / PARTS * ITEM_BYTES);
-            u8* to = stages + stage * STAGE + 16 * own;
+            const int shift = (int)((u64)place.from & 15), left = place.part.items - place.item;
+            const int end = shift + min((int)UNIT_BYTES, left * ITEM_BYTES / PARTS) - 16 * own;  // of the unit, for this lane
             const u8* from = place.from + (16 * own - shift);
+            KEEP_POINTER(from);  // the addresses of the turns are this one and a constant
+            u8* to = stages + stage * STAGE + 16 * own;
 #pragma unroll
             for (int i = 0; i < TURNS; i++)
-                if (128 * i + 16 * own < end) copy16(to + 128 * i, from + 128 * i);
+                if (128 * i < end) copy16(to + 128 * i, from + 128 * i);
         }
         copies_commit();
     };
