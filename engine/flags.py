@@ -87,10 +87,11 @@ _WORKING: Final = (
     ),
     _works(
         PROMPTS,
-        "--kv fp32 or fp16",
+        "--kv FORMAT",
         "fp32",
-        one_of("fp32", "fp16"),
-        "format of keys and values; fp16 needs --device cuda, takes half the memory, and a text may differ",
+        one_of("fp32", "fp16", "int8", "q4_0", "k8v4"),
+        "how keys and values are kept: fp32, fp16, int8, q4_0, or k8v4 (keys int8, values q4_0): 4, 2, 1.06, 0.56 or "
+        "0.81 bytes a number. The text changes with the format; all but fp32 need --device cuda",
     ),
     _works(
         MACHINE,

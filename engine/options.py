@@ -55,7 +55,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 0
     prefill_beside: int = 0
     short_read: int = 64
-    kv: Literal["fp32", "fp16"] = "fp32"
+    kv: Literal["fp32", "fp16", "int8", "q4_0", "k8v4"] = "fp32"
     device: Literal["host", "cuda"] = "host"
     vram_limit_mib: int = 0
     ple_io: Literal["auto", "vram", "ram"] = "auto"
@@ -141,8 +141,9 @@ def _device_refusal(last: Mapping[str, str | None]) -> str | None:
         if last.get("--kernels") == "reference":
             return "--kernels reference: a card has its own kernels; leave it out, or use --device host"
         return None
-    if last.get("--kv") == "fp16":
-        return "--kv fp16: the host keeps keys and values in float32; leave it out, or use --device cuda"
+    kv = last.get("--kv", "fp32")
+    if kv != "fp32":
+        return f"--kv {kv}: the host keeps keys and values in float32; leave it out, or use --device cuda"
     for name, plain in (("--vram-limit-mib", "0"), ("--ple-io", "auto")):
         if last.get(name, plain) != plain:
             return f"{name}: there is no card on the host; leave it out, or use --device cuda"

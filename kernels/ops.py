@@ -37,6 +37,10 @@ sigmoid    1 / (1 + exp(-x)).   silu: x / (1 + exp(-x)).
 softplus   max(x, 0) + log1p(exp(-|x|)); log1p(y) = 2 * atanh(z), z = y / (2 + y), s = z * z, p = LOG1P_POLY[0];
            for c in LOG1P_POLY[1:]: p = fma(p, s, c); (2 * z) * p.
 rms        r = 1 / sqrt(lanes(x * x) / N + eps); y = (x * r) * w.
+cache      Keys and values in pages are float32, or rounded to float16, or blocks of 32 codes with a float16 scale d:
+           int8: d = amax / 127, codes -127..127; q4_0: d = m / -8 with m the first element of largest magnitude, codes
+           -8..7. d is rounded to float16 with magnitude at most 65504; code = clip(round_half_even(x / d)), 0 where
+           d = 0. Attention reads float32(code) * float32(d), which is exact; formats: kv.py.
 """
 
 from __future__ import annotations
@@ -95,7 +99,7 @@ class Hyper:
 class AttentionPages:
     """Keys and values of one attention layer, pages of PAGE tokens; one page table per slot serves all layers.
 
-    k, v    (pages, PAGE, kv_heads, head_dim); k is normed and rotated
+    k, v    (pages, PAGE, kv_heads, head_dim), or rows of another format (kv.py); k is normed and rotated
     raw     (pages, PAGE, index_dim): indexer keys as projected
     block   (pages, PAGE / r, index_dim): keys of complete blocks of r tokens (pooled, normed, rotated);
             shape (pages, 0, index_dim) when the layer is dense (r = 0)

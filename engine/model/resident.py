@@ -107,7 +107,7 @@ class Resident:
     def _open_arenas(self, meter: Meter) -> None:
         weights = self._weights(meter)
         self.device.open("weights", weights, "this engine needs all of them there: use a smaller file, or --ple-io ram")
-        self.device.open("state", meter.state, "use a smaller --max-context, or --kv fp16")
+        self.device.open("state", meter.state, "use a smaller --max-context, or --kv fp16, int8 or q4_0")
 
     def layouts(self, rows: int) -> tuple[Layout, ...]:
         """Layouts of a decode window of so many sequences without penalties: near the beginning, and anywhere."""

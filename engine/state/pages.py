@@ -4,16 +4,16 @@ A slot holds a page table; one table serves every attention layer, since all lay
 can be held by several slots (a shared prefix): a page returns to the free list with its last reference.
 
 Shapes   tables int32 (slots, pages of a slot), -1 = none; layers: `ops.AttentionPages`, keys and values as `kv` says
+         (kernels/kv.py), indexer keys always float32
 Errors   OutOfPages before anything is taken; AccountsError from `check`
 Cost     growing by a page is a pop from a list; the arrays are allocated once
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -21,12 +21,9 @@ import numpy as np
 from strata.engine.device.base import Bytes, StateMemory
 from strata.engine.device.host import HostMemory
 from strata.engine.pack import ModelSpec
+from strata.kernels.kv import KV
 from strata.kernels.ops import I32, PAGE, AttentionPages
 
-KV_TYPES: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
-    {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16)}
-)
-"""Formats of keys and values; indexer keys are always float32."""
 _FLOAT: Final = np.dtype(np.float32)
 
 
@@ -51,10 +48,10 @@ def page_shapes(spec: ModelSpec, kv: str = "fp32") -> Iterator[dict[str, Shaped]
     """The arrays of one page of each attention layer, by the names of `AttentionPages`."""
     for layer in spec.attention_layers:
         r = spec.ratios[layer]
-        keys = (PAGE, spec.kv_heads, spec.head_dim), KV_TYPES[kv]
+        keys, values = (((PAGE, spec.kv_heads, form.row(spec.head_dim)), form.dtype) for form in KV[kv])
         yield {
             "k": keys,
-            "v": keys,
+            "v": values,
             "raw": ((PAGE, spec.index_dim), _FLOAT),
             "block": ((PAGE // r if r else 0, spec.index_dim), _FLOAT),
         }
