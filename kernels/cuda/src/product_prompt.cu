@@ -441,12 +441,15 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
             }
         }
         copies_commit();
-        if (unpacks_first && next < steps) unpack_step(shared, low, high, next, grid);
-        if (busy) {
-            if (MODE == DENSE) multiply_step<NT>(acc, shared, step, spans_of(step), wm, wn);
-            else Steps<NT>::multiply(acc, shared, step, spans_of(step), eights, wm, wn);
+#pragma unroll 1
+        for (int part = 0; part < 2; part++) {  // a loop, so that the code is there once
+            if ((part == 0) == unpacks_first) {
+                if (next < steps) unpack_step(shared, low, high, next, grid);
+            } else if (busy) {
+                if (MODE == DENSE) multiply_step<NT>(acc, shared, step, spans_of(step), wm, wn);
+                else Steps<NT>::multiply(acc, shared, step, spans_of(step), eights, wm, wn);
+            }
         }
-        if (!unpacks_first && next < steps) unpack_step(shared, low, high, next, grid);
         copies_wait<0>();
         __syncthreads();
     }
