@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Collection
 from contextlib import suppress
@@ -118,7 +119,7 @@ class ParkingDisk:
         path = shelved.path
         try:
             parked = read_file(path, self.fingerprint, self.figures)
-            os.utime(path)
+            _use(path)
         except (NotOurs, Torn, OSError) as error:
             parked, why = None, str(error)
         else:
@@ -181,6 +182,7 @@ class ParkingDisk:
         unfinished = path.with_name(f"{name}.{os.getpid()}{UNFINISHED}")
         try:
             write_file(unfinished, head, parked)
+            _use(unfinished)
             os.replace(unfinished, path)
         except OSError:
             with suppress(OSError):
@@ -215,6 +217,12 @@ class ParkingDisk:
             self._shelved.pop(path, None)
         with suppress(FileNotFoundError):
             path.unlink()
+
+
+def _use(path: Path) -> None:
+    """The file was used now. A file system's own clock may stand still for milliseconds."""
+    now = time.time_ns()
+    os.utime(path, ns=(now, now))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -73,6 +73,18 @@ def test_a_copy_without_a_page_left_changes_nothing(new_state):
     s.state.check()
 
 
+def test_pages_that_others_hold_too_do_not_count_as_room(new_state):
+    s = new_state(2, CONTEXT, n_pages=2, n_checkpoints=1)
+    s.write(0, words(PAGE))
+    s.state.copy(0, 2)
+    s.write(0, words(3))
+    before = s.state.state_bytes(2)
+    with pytest.raises(OutOfPages):
+        s.state.copy(0, 2)
+    assert s.state.state_bytes(2) == before
+    s.state.check()
+
+
 def test_pages_are_asked_for_before_a_copy_gives_up(new_state):
     s = new_state(3, CONTEXT, n_pages=3)
     s.write(0, words(PAGE + 1))
