@@ -205,13 +205,13 @@ def kept(position: int) -> int:
 
 
 def formats(ops: Operations) -> None:
-    """Attention of prompts by format: all of a prompt, and a chunk of a long one."""
+    """Attention of prompts by format: all of a prompt, and a chunk of a long one. The multiply-adds are those of keys and
+    values: scores of index blocks come on top where the blocks compete."""
     ops.kernels.bound = None
     for kv in ("fp32", "fp16", "int8", "k8v4"):
         Attention(ops, kv, 2304).check(kv)
-        for depth, n in ((2048, 2048), (8192, 8192), (32768, 8192)):
-            if depth > 8192 and kv not in ("fp32", "fp16"):
-                continue
+        deep = ((32768, 8192), (131072, 2048)) if kv == "fp16" else ()
+        for depth, n in ((2048, 2048), (8192, 8192), *deep):
             ops.kernels.bound = depth
             layer = Attention(ops, kv, depth)
             macs = 2.0 * HEADS * DIM * sum(kept(p) for p in range(depth - n, depth))

@@ -34,6 +34,7 @@ _WARP: Final = 32
 _WARPS: Final = 4
 _THREADS: Final = 128
 _KEYS: Final = 64
+_TILE_KEYS: Final = 128
 _SCORED_QUERIES: Final = 64
 _SCORE_BLOCKS: Final = 528
 """Blocks of the scores of a window: four for each multiprocessor of a large card; each takes tiles in turn."""
@@ -320,13 +321,13 @@ def _select(workspace: Workspace, g: _Shape, few: bool, rows: _Rows, iq: DeviceA
         rows.pages.block, rows.tables, rows.slots, rows.positions, iq, scores, I32(stride), I32(g.pages_of_a_slot),
         *of_index,
     )  # fmt: skip
-    tiles = -(-g.blocks // _KEYS)
     if few:
+        tiles = -(-g.blocks // _KEYS)
         shared = _FLOAT * (_KEYS * (g.index_dim + 4) + g.index_heads * (g.index_dim + _KEYS))
         grid = (min(tiles, max(1, _SCORE_BLOCKS // n)), n)
         launch("qsa_score.cu", "qsa_score", grid, (_THREADS,), *arguments, shared=shared)
     else:
-        grid = (tiles, -(-n // (_SCORED_QUERIES // g.index_heads)))
+        grid = (-(-g.blocks // _TILE_KEYS), -(-n // (_SCORED_QUERIES // g.index_heads)))
         launch("qsa_score.cu", "qsa_score_tile", grid, (256,), *arguments, I32(n))
     launch(
         "qsa_select.cu", "qsa_select", (n,), (_SELECT_FEW if few else _SELECT_MANY,),

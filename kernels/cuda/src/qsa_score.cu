@@ -4,9 +4,10 @@
 // each chain, so a thread that owns a dot has four sums and reads 16 bytes at a time.
 //
 // qsa_score        few rows: a block takes tiles of 64 keys of one row; grid (tiles at once, rows)
-// qsa_score_tile   many rows: 64 index queries (whole rows of them) against 64 keys, 4 x 4 a thread, 32 dims at a time;
-//                  grid (tiles of keys, tiles of rows). Rows of one tile may belong to several slots: each run of rows
-//                  of a slot is computed with that slot's keys.
+// qsa_score_tile   many rows: 64 index queries (whole rows of them) against 128 keys, 16 dims at a time; a lane has one
+//                  chain of 16 x 8 dots, 24 loads of a word for 128 fma (qsa_prompt.cu says why). grid (tiles of keys,
+//                  tiles of rows). Rows of one tile may belong to several slots: each run of rows of a slot is computed
+//                  with that slot's keys.
 // Rows whose blocks do not compete are left out, and their scores undefined.
 // Shapes   iq (rows, heads, d) turned; block (pages, PAGE / r, d); scores (rows, stride); d a multiple of 32
 // Source   `ops.Kernels.qsa_attend`
@@ -16,9 +17,10 @@ constexpr int KEYS = 64;
 constexpr int SCORE_THREADS = 128;
 constexpr int TILE_THREADS = 256;
 constexpr int QUERIES = 64;
-constexpr int SLICE = 32;
-constexpr int SLICE_STRIDE = SLICE + 4;
-constexpr int SIDE = 4;
+constexpr int TILE_KEYS = 128;
+constexpr int SLICE = 16;
+constexpr int PITCH = SLICE + 4;          // floats: eight rows begin in different banks
+constexpr int DOTS_PITCH = TILE_KEYS + 16;  // two rows likewise
 
 struct Pages {
     const float* block;
@@ -80,77 +82,100 @@ KERNEL void __launch_bounds__(SCORE_THREADS)
 }
 
 struct Slices {
-    float queries[QUERIES][SLICE_STRIDE], keys[KEYS][SLICE_STRIDE];
+    float queries[QUERIES][PITCH], keys[TILE_KEYS][PITCH];
 };
 
-DEVICE void load_slice(Slices& to, const float* iq, int queries, const Pages& pages, int slot, int first, int n,
-                       int at) {
-    constexpr int PIECES = SLICE / 4;
-    for (int e = threadIdx.x; e < queries * PIECES; e += TILE_THREADS)
-        copy16(&to.queries[e / PIECES][e % PIECES * 4], iq + static_cast<long long>(e / PIECES) * pages.d + at + e % PIECES * 4);
-    for (int e = threadIdx.x; e < n * PIECES; e += TILE_THREADS)
-        copy16(&to.keys[e / PIECES][e % PIECES * 4], pages.key(slot, first + e / PIECES) + at + e % PIECES * 4);
-    copies_commit();
-}
+// The pieces of 16 bytes of a tile's slices that a thread copies: one of a query, two of keys.
+struct Copies {
+    static constexpr int PIECES = SLICE / 4, EACH = TILE_THREADS / PIECES;
+    static_assert(EACH == QUERIES && 2 * EACH == TILE_KEYS, "a query and two keys a thread");
+    const float *query, *key[2];
+    int row, x;
 
-// Dots of all queries of the tile with n keys of a slot, to dots[query][key].
-DEVICE void tile_dots(Slices* slices, const float* iq, int queries, const Pages& pages, int slot, int first, int n,
-                      float (*dots)[KEYS + 1]) {
-    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
-    float c[SIDE][SIDE][4];
+    // Queries and keys that are not there are the last ones again.
+    DEVICE Copies(const float* iq, int queries, const Pages& pages, int slot, int first, int n)
+        : row(threadIdx.x / PIECES), x(threadIdx.x % PIECES * 4) {
+        query = iq + static_cast<long long>(min(row, queries - 1)) * pages.d + x;
 #pragma unroll
-    for (int a = 0; a < SIDE; a++)
-#pragma unroll
-        for (int b = 0; b < SIDE; b++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) c[a][b][j] = 0.0f;
-    load_slice(slices[0], iq, queries, pages, slot, first, n, 0);
-    for (int at = 0, u = 0; at < pages.d; at += SLICE, u ^= 1) {
-        if (at + SLICE < pages.d)
-            load_slice(slices[u ^ 1], iq, queries, pages, slot, first, n, at + SLICE);
-        else
-            copies_commit();
-        copies_wait<1>();
-        __syncthreads();
-#pragma unroll 1
-        for (int i = 0; i < SLICE; i += 4) {
-            float4 q[SIDE], k[SIDE];
-#pragma unroll
-            for (int a = 0; a < SIDE; a++) q[a] = *reinterpret_cast<const float4*>(&slices[u].queries[y + 16 * a][i]);
-#pragma unroll
-            for (int b = 0; b < SIDE; b++) k[b] = *reinterpret_cast<const float4*>(&slices[u].keys[x + 16 * b][i]);
-#pragma unroll
-            for (int a = 0; a < SIDE; a++)
-#pragma unroll
-                for (int b = 0; b < SIDE; b++) add_products(c[a][b], q[a], k[b]);
-        }
-        __syncthreads();
+        for (int i = 0; i < 2; i++) key[i] = pages.key(slot, first + min(row + i * EACH, n - 1)) + x;
     }
+    DEVICE void start(Slices& to, int at) const {
+        copy16(&to.queries[row][x], query + at);
 #pragma unroll
-    for (int a = 0; a < SIDE; a++)
+        for (int i = 0; i < 2; i++) copy16(&to.keys[row + i * EACH][x], key[i] + at);
+        copies_commit();
+    }
+};
+
+// Dots of all queries of the tile with n keys of a slot, to dots[query][key]. A warp has 32 x 32 of them. Lane: bits 0-1 the
+// chain, 2-3 the key mod 4, 4 the query mod 2. Dot (i, j) of a lane is key j ^ chain of its eight.
+DEVICE void tile_dots(Slices* slices, const float* iq, int queries, const Pages& pages, int slot, int first, int n,
+                      float (*dots)[DOTS_PITCH]) {
+    constexpr int Q = 16, K = 8;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, chain = lane & 3;
+    const int query = (warp >> 2) * 32 + (lane >> 4), key = (warp & 3) * 32 + (lane >> 2 & 3);
+    float c[Q][K];
 #pragma unroll
-        for (int b = 0; b < SIDE; b++) dots[y + 16 * a][x + 16 * b] = join(c[a][b]);
+    for (int i = 0; i < Q; i++)
+#pragma unroll
+        for (int j = 0; j < K; j++) c[i][j] = 0.0f;
+    const Copies copies(iq, queries, pages, slot, first, n);
+    copies.start(slices[0], 0);
+#pragma unroll 1
+    for (int at = 0, u = 0; at < pages.d; at += SLICE, u ^= 1) {
+        copies_wait<0>();
+        __syncthreads();
+        if (at + SLICE < pages.d) copies.start(slices[u ^ 1], at + SLICE);
+        const float *q = &slices[u].queries[query][chain], *k[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) k[j] = &slices[u].keys[key + 4 * (j ^ chain)][chain];
+#pragma unroll
+        for (int x = 0; x < SLICE; x += 4) {
+            float a[Q], b[K];
+#pragma unroll
+            for (int i = 0; i < Q; i++) a[i] = q[2 * i * PITCH + x];
+#pragma unroll
+            for (int j = 0; j < K; j++) b[j] = k[j % 4][(j & 4) * 4 * PITCH + x];
+#pragma unroll
+            for (int i = 0; i < Q; i++)
+#pragma unroll
+                for (int j = 0; j < K; j++) c[i][j] = fmaf(a[i], b[j], c[i][j]);
+        }
+    }
+    __syncthreads();  // the dots lie where the slices were
+#pragma unroll
+    for (int i = 0; i < Q; i++) {
+#pragma unroll
+        for (int j = 0; j < K; j += 2) c[i][j] = c[i][j] + __shfl_xor_sync(ALL, c[i][j + 1], 1);
+#pragma unroll
+        for (int j = 0; j < K; j += 4) {
+            c[i][j] = c[i][j] + __shfl_xor_sync(ALL, c[i][j + 2], 2);
+            dots[query + 2 * i][key + 4 * (j + chain)] = c[i][j];
+        }
+    }
     __syncthreads();
 }
 
-KERNEL void __launch_bounds__(TILE_THREADS, 2)
+KERNEL void __launch_bounds__(TILE_THREADS, 1)
     qsa_score_tile(const float* block, const int* tables, const int* slots, const int* positions, const float* iq,
                    float* scores, int stride, int pages_of_a_slot, int heads, int d, int r, int picked, int rows) {
     inputs_ready();
-    __shared__ __align__(16) Slices slices[2];
-    float(*dots)[KEYS + 1] = reinterpret_cast<float(*)[KEYS + 1]>(slices);
+    __shared__ __align__(16) float memory[QUERIES * DOTS_PITCH];
+    static_assert(sizeof(memory) >= 2 * sizeof(Slices), "the slices lie where the dots are then");
+    Slices* slices = reinterpret_cast<Slices*>(memory);
+    float(*dots)[DOTS_PITCH] = reinterpret_cast<float(*)[DOTS_PITCH]>(memory);
     const Pages pages = {block, tables, pages_of_a_slot, r, d};
     const int at_once = QUERIES / heads, begin = blockIdx.y * at_once, end = min(begin + at_once, rows);
-    const int first = blockIdx.x * KEYS;
+    const int first = blockIdx.x * TILE_KEYS;
     iq += static_cast<long long>(begin) * heads * d;
     for (int run = begin; run < end;) {
         const int slot = slots[run];
         int blocks = 0, after = run;
         for (; after < end && slots[after] == slot; after++) blocks = max(blocks, competing(positions[after], r, picked));
         if (first < blocks) {
-            tile_dots(slices, iq, (end - begin) * heads, pages, slot, first, min(KEYS, blocks - first), dots);
-            for (int e = threadIdx.x; e < (after - run) * KEYS; e += TILE_THREADS) {
-                const int row = run + e / KEYS, key = e % KEYS;
+            tile_dots(slices, iq, (end - begin) * heads, pages, slot, first, min(TILE_KEYS, blocks - first), dots);
+            for (int e = threadIdx.x; e < (after - run) * TILE_KEYS; e += TILE_THREADS) {
+                const int row = run + e / TILE_KEYS, key = e % TILE_KEYS;
                 if (first + key >= competing(positions[row], r, picked)) continue;
                 float sum = 0.0f;
                 for (int h = 0; h < heads; h++) sum = sum + positive(dots[(row - begin) * heads + h][key]);

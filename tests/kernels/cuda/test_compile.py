@@ -29,7 +29,6 @@ SPILLS = {
     "qsa_keys": "a few words at the registers that its block leaves, outside the loop over tokens",
     "qsa_values_row": "96 sums and two pairs of values under way at 168 registers: addresses that are used once a pair",
     "qsa_score": "a few words at the registers that its block leaves, outside the loop over blocks",
-    "qsa_score_tile": "sm_75 only: a few words at the registers that two blocks a multiprocessor leave",
     "sample_pick": "a block of 1,024 threads has 64 registers a thread; it runs once a sampled token",
 }
 """Kernels that keep registers in memory, and why they may."""
