@@ -205,8 +205,8 @@ def kept(position: int) -> int:
 
 
 def formats(ops: Operations) -> None:
-    """Attention of prompts by format: all of a prompt, and a chunk of a long one. The multiply-adds are those of keys and
-    values: scores of index blocks come on top where the blocks compete."""
+    """Attention of prompts by format: all of a prompt, and a chunk of a long one. Counted are keys and values:
+    scores of index blocks come on top where the blocks compete."""
     ops.kernels.bound = None
     for kv in ("fp32", "fp16", "int8", "k8v4"):
         Attention(ops, kv, 2304).check(kv)
