@@ -43,7 +43,7 @@ TURN, OTHER = 9, 40
 """Tokens of a user's turn, and of the prompt that takes the live session."""
 Ask = Callable[[SlotEngine, tuple[int, ...]], tuple[Request, str]]
 """Sends a prompt. -> the finished request, the digest of the state it left."""
-FLIPS = (0.0, 0.02, 0.5, 1.0)
+FLIPS = (0.0, 0.5, 1.0)
 """Where in a file a byte is changed, as a share of its length."""
 
 

@@ -50,6 +50,8 @@ def section(name: str, report: Report) -> str:
     pack = f"; pack `{report.pack['name']}`, {report.pack['bytes'] / 1e6:,.1f} MB" if report.pack else ""
     flags = ", ".join(f"{key} {value}" for key, value in report.flags.items() if value not in (None, [], ""))
     lines = [f"### {report.tool}, {report.date[:10]}", "", f"{where}{pack}. {flags}. `bench/results/{name}`", ""]
+    if report.checks:
+        lines += [f"{sum(check.ok for check in report.checks)} of {len(report.checks)} checks hold.", ""]
     lines += ["| target | work | median | min | max | unit | runs | peer | ratio |", "|" + " --- |" * 9]
     return "\n".join([*lines, *(row(r) for r in report.records)])
 

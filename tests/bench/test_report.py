@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from strata.bench.performance_page import MARK, page
-from strata.bench.report import Record, Report, Summary, pack_facts, percentile, show
+from strata.bench.performance_page import MARK, page, section
+from strata.bench.report import Check, Record, Report, Summary, finish, pack_facts, percentile, show
 
 FLOATS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 
@@ -77,3 +77,14 @@ def test_pack_facts_change_with_the_header(tmp_path: Path):
     b.write_bytes(b"GGUF" + bytes(99) + b"\x01")
     assert pack_facts(a)["bytes"] == 104
     assert pack_facts(a)["head_sha256"] != pack_facts(b)["head_sha256"]
+
+
+def test_a_check_that_fails_is_in_the_exit_code_the_output_and_the_file(tmp_path: Path, capsys):
+    checks = [Check("it fits", True, "3 of 3"), Check("it [holds]", False, "2 of 3")]
+    checked = report(records=[], checks=checks)
+    path = tmp_path / "r.json"
+    assert finish(checked, path, Console()) == 1
+    assert "FAILED it [holds]: 2 of 3" in capsys.readouterr().out
+    assert msgspec.json.decode(path.read_bytes(), type=Report).checks == checks
+    assert "1 of 2 checks hold" in section("r.json", checked)
+    assert finish(report(records=[], checks=checks[:1]), None, Console()) == 0
