@@ -88,6 +88,7 @@ struct Work {
     int begin, count;              // columns: activation rows, or places in `order`
 };
 
+// False for a block past the list. The address of an expert that is not there is 0: nothing waits for it here.
 DEVICE bool find_work(const Arguments& a, Work& w) {
     const int row_tile = blockIdx.x % a.row_tiles, column_tile = blockIdx.x / a.row_tiles;
     w.matrix = 0;
@@ -105,7 +106,6 @@ DEVICE bool find_work(const Arguments& a, Work& w) {
         w.count = tile.z;
         w.first = (const u8*)a.first[tile.x];
         w.second = MODE == GATE_UP ? (const u8*)a.second[tile.x] : w.first;
-        if (!w.first) return false;
     }
     w.row = (row_tile - before) * (MODE == GATE_UP ? BM / 2 : BM);
     w.rows = a.matrix[w.matrix].rows;
@@ -393,6 +393,11 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     if (MODE != DENSE) inputs_ready();
     Work w;
     if (!find_work(a, w)) return;
+    for (int c = threadIdx.x; c < BN; c += THREADS) {
+        const int column = w.begin + min(c, w.count - 1);
+        ((u32*)(shared + AT_SOURCE))[c] = (u32)(MODE == DENSE ? column : a.order[column] / a.divide) * a.cols;
+    }
+    if (!w.first) return;
 
     auto spans_of = [&](int step) { return min(4, a.cols / 32 - 4 * step); };
     auto fetch_chunk = [&](int chunk) {
@@ -410,10 +415,6 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     const int copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES;
     const Grid grid{shared + AT_TABLE + copy * (F::LOOK == WORD ? 4 : 8)};
     if (MODE == DENSE) inputs_ready();  // the weights do not wait for the kernel before
-    for (int c = threadIdx.x; c < BN; c += THREADS) {
-        const int column = w.begin + min(c, w.count - 1);
-        ((u32*)(shared + AT_SOURCE))[c] = (u32)(MODE == DENSE ? column : a.order[column] / a.divide) * a.cols;
-    }
     __syncthreads();
     const int eights = MODE == DENSE ? (int)NT : (w.count + 8 * WARPS_ACROSS - 1) / (8 * WARPS_ACROSS);
     const int columns = 8 * eights * WARPS_ACROSS;
