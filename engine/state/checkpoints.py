@@ -18,6 +18,8 @@ import numpy as np
 from strata.kernels.ops import I32
 
 Kind = Literal["periodic", "turn", "root", "pin"]
+KINDS: Final[tuple[Kind, ...]] = ("periodic", "turn", "root", "pin")
+"""The kinds from the plainest on. Parked files name them by their places here."""
 MIN_FOR_PINS: Final = 3
 """Checkpoints below which nothing is pinned: two stay for what is not."""
 
@@ -34,6 +36,10 @@ class CacheRules:
     def reuse(self) -> bool:
         return self.checkpoints > 0
 
+    def pins(self, pin: int, n: int) -> bool:
+        """Whether the first `pin` of n prompt tokens can be pinned: places stay for others, two tokens are read."""
+        return self.checkpoints >= MIN_FOR_PINS and 0 < pin < n - 1
+
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
@@ -42,6 +48,10 @@ class Checkpoint:
     tokens: I32
     kind: Kind
     used: int
+
+    def again(self, kind: Kind, now: int) -> None:
+        """It was asked for once more: it keeps the better of both reasons."""
+        self.kind, self.used = max(self.kind, kind, key=KINDS.index), now
 
 
 def is_prefix(tokens: I32, prompt: I32) -> bool:
@@ -60,7 +70,7 @@ def longest_prefix(positions: Iterable[int], tokens: I32, prompt: I32) -> int:
 def due(rules: CacheRules, turn_token: int, prompt: I32, begin: int, pin: int, keep: bool) -> dict[int, Kind]:
     """Where in (begin, len(prompt)) a read from `begin` takes which checkpoint, in ascending order.
 
-    pin     tokens of the shared prefix, 0 = none; ignored where it leaves less than two tokens to read
+    pin     tokens of the shared prefix, 0 = none; ignored unless `rules` can pin it
     keep    False: none but the root
     """
     n, found = len(prompt), dict[int, Kind]()
@@ -73,7 +83,7 @@ def due(rules: CacheRules, turn_token: int, prompt: I32, begin: int, pin: int, k
         found.update(dict.fromkeys(boundaries[-1:].tolist(), "turn"))
     if rules.root and not begin:
         found.update(dict.fromkeys(boundaries[boundaries >= rules.root][:1].tolist(), "root"))
-    if keep and rules.checkpoints >= MIN_FOR_PINS and pin < n - 1:
+    if keep and rules.pins(pin, n):
         found[pin] = "pin"
     return {position: found[position] for position in sorted(found) if begin < position < n}
 

@@ -143,7 +143,13 @@ class Conversations:
         return self._state.length(SOLO)
 
     def stops(self, prompt: I32, begin: int, pin: int = 0, keep: bool = True) -> tuple[int, ...]:
-        """Positions in (begin, n) where the read must end a chunk and say `reached`."""
+        """Positions in (begin, n) where the read must end a chunk and say `reached`. A pin that cannot be is said."""
+        if pin and not self._rules.pins(pin, len(prompt)):
+            log(f"pin={pin} of {len(prompt)} tokens is ignored: it needs --prompt-cache 3 and two tokens behind it")
+        elif pin and keep:
+            for checkpoint in self._checkpoints.values():
+                if len(checkpoint.tokens) == pin and is_prefix(checkpoint.tokens, prompt):
+                    checkpoint.again("pin", self._tick())
         self._due = due(self._rules, self._turn_token, prompt, begin, pin, keep) if self._places else {}
         return tuple(self._due)
 
@@ -157,7 +163,7 @@ class Conversations:
         tokens = prompt[:position].copy()
         same = next((c for c in self._checkpoints.values() if np.array_equal(c.tokens, tokens)), None)
         if same is not None:
-            same.kind, same.used = kind, self._tick()
+            same.again(kind, self._tick())
             return
         place = self._free_place()
         try:

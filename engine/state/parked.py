@@ -17,12 +17,10 @@ from typing import Final
 import numpy as np
 
 from strata.engine.device.base import Bytes
-from strata.engine.state.checkpoints import Checkpoint, Kind, is_prefix
+from strata.engine.state.checkpoints import KINDS, Checkpoint, Kind, is_prefix
 from strata.engine.state.slots import StateImage, StatePool
 from strata.kernels.ops import I32
 
-KINDS: Final[tuple[Kind, ...]] = ("periodic", "turn", "root", "pin")
-"""The codes of kinds in a file."""
 FIGURES: Final = struct.Struct("<QQQ")
 """Tokens, bytes of the pages, bytes of a block."""
 SUMS: Final = struct.Struct("<III")

@@ -27,8 +27,9 @@ from typing import Final
 import numpy as np
 
 from strata.engine.device.base import Bytes
+from strata.engine.state.checkpoints import KINDS
 from strata.engine.state.pages import pages_for
-from strata.engine.state.parked import FIGURES, KINDS, MARK, SUMS, Mark, Parked, Seal, head
+from strata.engine.state.parked import FIGURES, MARK, SUMS, Mark, Parked, Seal, head
 from strata.engine.state.slots import StateImage
 from strata.kernels.ops import I32
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -179,6 +181,27 @@ def test_root_and_pin_outlive_turns(engine):
         e.held.ended(None)
     assert e.held.n_checkpoints == 4
     assert e.read(np.r_[system, TURN, words(10, 99)]) == 60, "the root is the first boundary at or after 50"
+
+
+def test_a_pin_makes_the_checkpoint_that_is_there_already_stay(engine):
+    e = engine(rules=CacheRules(3, every=0, root=0), n_checkpoints=3)
+    first = turns(60, 30, seed=70)
+    e.read(first)
+    e.held.ended(None)
+    again = np.r_[first[:60], turns(20, 9, seed=5)]
+    assert e.read(again, pin=60) == 60
+    e.held.ended(None)
+    for i in range(5):
+        e.read(turns(30, 20, seed=100 + 10 * i))
+        e.held.ended(None)
+    assert e.read(np.r_[first[:60], words(9, 9)]) == 60
+
+
+def test_a_pin_that_cannot_be_is_said(engine, caplog):
+    caplog.set_level(logging.INFO, "strata.engine")
+    e = engine(rules=CacheRules(2, every=0, root=0))
+    e.read(words(50), pin=20)
+    assert "pin=20 of 50 tokens is ignored" in caplog.text
 
 
 def test_with_one_place_the_newest_checkpoint_is_kept(engine):

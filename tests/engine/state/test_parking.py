@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -168,7 +170,9 @@ def test_what_was_captured_is_dropped_again_when_ram_turns_out_short(new_state):
     assert parking.n_parked == 0 and parking.counts.captured == parking.counts.dropped == 1
 
 
-def test_a_failing_allocation_is_a_log_line(new_state, monkeypatch, capfd):
+def test_a_failing_allocation_is_a_log_line(new_state, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "strata.engine")
+
     def no_memory(*_: object) -> None:
         raise MemoryError
 
@@ -177,6 +181,7 @@ def test_a_failing_allocation_is_a_log_line(new_state, monkeypatch, capfd):
     parking = Parking(RULES, lambda: PLENTY)
     parking.park(s.state, 0, put(s, words(30)), {})
     assert parking.counts.skipped == 1 and parking.n_parked == 0
+    assert "not parked: 30 tokens, there are no 0 MiB of RAM" in caplog.text
 
 
 def test_what_is_about_to_be_continued_is_not_dropped_for_what_it_replaces(new_state):
