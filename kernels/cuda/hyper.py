@@ -14,31 +14,20 @@ from typing import Final
 import numpy as np
 
 from strata.kernels.check import check, require
-from strata.kernels.cuda import ahead
-from strata.kernels.cuda import card as cards
+from strata.kernels.cuda import ahead, hyper_window
 from strata.kernels.cuda.launch import F32, I32, I64, launch
 from strata.kernels.cuda.product import linear
-from strata.kernels.cuda.tables import GRID_OF
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
-from strata.kernels.ops import ACT_BLOCK, LANES, Hyper
+from strata.kernels.ops import LANES, Hyper
 
 _SOURCE: Final = "hyper.cu"
-WINDOW_ROWS: Final = 16
-"""Rows up to which all after the product with `down` is one launch."""
-ELEMENTS: Final = 16
-"""Elements of u of a block of hyper_window.cu."""
-_MOST_SPANS: Final = 8
-_MOST_BLOCK: Final = 64
-_WINDOW_STREAMS: Final = (2, 4)
-_STATIC: Final = 2048
-"""Bytes of shared memory that a block of hyper_window.cu declares itself, at most."""
 MAX_WIDTH: Final = 64 * LANES
 """Elements of a stream: a thread holds one in LANES of them in registers."""
 _GATE_THREADS: Final = 256
 _WIDE_THREADS: Final = 128
 _WIDTH_OF_LOAD: Final = 4
 
-Added = tuple[DeviceArray, DeviceArray]
+Added = hyper_window.Added
 """beta (n, C) and y (n, H) of the block that ran before."""
 
 
@@ -83,19 +72,11 @@ def _mix(
 ) -> None:
     """One batch of rows, into u and beta."""
     n, streams, width = x.shape
-    scale = F32(1) / F32(streams)
-    normed = workspace.array((n, streams * width))
-    before = (None, None) if added is None else added
-    more = ahead.blocks(hint, LANES) if n <= WINDOW_ROWS else 0
-    launch(
-        _SOURCE, "hyper_norm", (n * streams + more,), (LANES,), x, *before, hc.norm, normed,
-        I32(n * streams), I32(width), I32(streams), F32(eps), hint, PER_THREAD=-(-width // LANES),
-    )  # fmt: skip
-    shared = _window_shared(hc, n, streams, width)
-    if shared and shared <= cards.card().shared_block - _STATIC:
-        (a,) = linear(workspace, [hc.down], normed)
-        _end_window(hc, a, normed, u, beta, shared)
+    if hyper_window.takes(hc, n, streams, width):
+        hyper_window.mix(workspace, x, hc, eps, added, u, beta, hint)
         return
+    scale = F32(1) / F32(streams)
+    normed, _ = hyper_window.norm_streams(workspace, x, hc, eps, added, hint)
     a, *injected = linear(workspace, [hc.down] if hc.inject is None else [hc.down, hc.inject], normed)
     n_beta = 0 if beta is None else beta.size
     launch(
@@ -106,34 +87,6 @@ def _mix(
     launch(
         _SOURCE, "hyper_mean", _wide_grid(n, width), (_WIDE_THREADS,),
         gates, normed, u, I32(width // _WIDTH_OF_LOAD), scale, STREAMS=streams,
-    )  # fmt: skip
-
-
-def _window_shared(hc: Hyper, n: int, streams: int, width: int) -> int:
-    """Bytes of shared memory of a block of hyper_window.cu; 0 when it does not take these weights or so many rows."""
-    kind, cols = hc.up.type, hc.up.cols
-    takes = not kind.is_float and kind.group == ACT_BLOCK and kind.block <= _MOST_BLOCK and kind.name not in GRID_OF
-    fits = width % ELEMENTS == 0 and cols <= _MOST_SPANS * LANES and streams in _WINDOW_STREAMS
-    floats = hc.inject is None or hc.inject.type.name == "F32"
-    if not (takes and fits and floats and n <= min(WINDOW_ROWS, 4 * streams)):
-        return 0
-    stream = (ELEMENTS * kind.row_bytes(cols) + 31) // 16 * 16
-    scales = n * cols // ACT_BLOCK * 4
-    return streams * stream + n * cols + scales * (1 + kind.has_offset) + n * streams * ELEMENTS * 4
-
-
-def _end_window(
-    hc: Hyper, a: DeviceArray, normed: DeviceArray, u: DeviceArray, beta: DeviceArray | None, shared: int
-) -> None:
-    """All after the product with `down`, in one launch."""
-    (n, width), cols = u.shape, hc.up.cols
-    streams = normed.shape[1] // width
-    n_beta, threads = 0 if beta is None else beta.size, 4 * streams * ELEMENTS
-    inject = None if hc.inject is None else hc.inject.data
-    launch(
-        "hyper_window.cu", "hyper_window", (width // ELEMENTS + -(-n_beta * LANES // threads),), (threads,),
-        a, normed, hc.up.data, inject, u, beta, I32(n), I32(width), I32(cols), I32(n_beta), F32(1) / F32(streams),
-        shared=shared, TYPE=hc.up.type.name, SPANS=-(-cols // LANES), STREAMS=streams,
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 // Hyper-connections around their products: streams normed, gates activated, streams mixed, a block's output added.
 //
-// hyper_norm   [x = fma(beta, y, x) when beta is given,] normed = rms(x) per stream; a block of 128 threads a stream. The blocks
-//              after those bring what the products to come will read
+// hyper_norm   [x = fma(beta, y, x) when beta is given,] normed = rms(x) per stream; a block of 128 threads a stream. With
+//              ORDER of a format also int8 and scales of normed, and SUMS of groups of so many, as quantize.cu leaves them.
+//              The blocks after those bring what the products to come will read
 // hyper_gate   a = silu(a * scale) in place; beta = 2 * sigmoid(inject * scale)
 // hyper_mean   u = (sum_c sigmoid(gates[c]) * normed[c]) * scale, c ascending, first a product, then fma
 // hyper_add    x = fma(beta, y, x)
@@ -12,6 +13,8 @@
 // Cost     each reads and writes its arrays once
 #include "rows.cuh"
 #include "ahead.cuh"
+#include "formats.cuh"
+#include "quantize_lane.cuh"
 
 #ifndef PER_THREAD
 #define PER_THREAD 20
@@ -21,8 +24,8 @@
 #endif
 
 KERNEL void __launch_bounds__(LANES)
-    hyper_norm(float* x, const float* beta, const float* y, const float* w, float* normed, int rows, int width, int streams,
-               float eps, PARAMETER Ahead ahead) {
+    hyper_norm(float* x, const float* beta, const float* y, const float* w, float* normed, u8* q, float* d, float* sums,
+               int rows, int width, int streams, float eps, PARAMETER Ahead ahead) {
     __shared__ float buffer[LANES];
     const long long row = blockIdx.x;
     if (row >= rows) {
@@ -58,8 +61,26 @@ KERNEL void __launch_bounds__(LANES)
         if (i < n) chain = fmaf(v[i], v[i], chain);
     const float r = rms_factor(fold_block(chain, buffer), width, eps);
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; i++)
-        if (i < n) normed[i * LANES] = (v[i] * r) * factors[i];
+    for (int i = 0; i < PER_THREAD; i++) {
+        if (i >= n) break;
+        v[i] = (v[i] * r) * factors[i];
+        normed[i * LANES] = v[i];
+    }
+#ifdef INPUT_ORDER
+    const int lane = threadIdx.x & 31;
+    const long long first = (row * width + threadIdx.x) / 32;  // n = PER_THREAD here
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++) {
+        const LaneQuantized each = quantize_lane(v[i]);
+        const long long block = first + i * (LANES / 32);
+        q[32 * block + place_in_block<INPUT_ORDER>(lane)] = (u8)each.q;
+        if (lane == 0) d[block] = each.d;
+#if SUMS
+        const int sum = sum_of_group<SUMS>(each.q);
+        if (lane % SUMS == 0) sums[block * (32 / SUMS) + lane / SUMS] = (float)sum;
+#endif
+    }
+#endif
 }
 
 KERNEL void __launch_bounds__(256)

@@ -4,6 +4,8 @@
 // activations are there. Four lanes share a weight row, each takes every fourth span of 32 columns and keeps its codes in
 // registers for all rows; the terms of a row are added in the order of the row. The blocks after those make BETAS beta
 // each, lanes(inject * normed): all of it before the kernel that made `a` ends.
+// x null: the streams have been added to before. Else x = fma(strength, y, x) here, and `fresh`: the kernel before has made
+// `normed` of it, and beta.
 // Constants   TYPE a format of groups of 32 without a table, SPANS of a lane: R <= 128 * SPANS, STREAMS = C
 // Shapes      a (n, R), normed (n, C, H), up (C * H, R), inject (C, C * H) or null -> u (n, H), beta (n, C); H a multiple
 //             of ELEMENTS. Dynamic shared memory: `Parts`
@@ -122,8 +124,8 @@ DEVICE void inputs_to_shared(const float* a, u8* memory, const Parts& at, int n,
 }
 
 KERNEL void __launch_bounds__(THREADS)
-    hyper_window(const float* a, const float* normed, const u8* up, const float* inject, float* u, float* beta, int n,
-                 int width, int cols, int n_beta, float scale) {
+    hyper_window(const float* a, const float* normed, const u8* up, const float* inject, float* u, float* beta, float* x,
+                 const float* strength, const float* y, int fresh, int n, int width, int cols, int n_beta, float scale) {
     extern __shared__ __align__(16) u8 memory[];
     const int blocks = width / ELEMENTS, tid = threadIdx.x, t = tid & 3;
     if (blockIdx.x >= blocks) {
@@ -140,11 +142,16 @@ KERNEL void __launch_bounds__(THREADS)
     }
     copies_commit();
     const int output = tid / ELEMENTS, element = tid % ELEMENTS;  // the activation row and element that a thread ends
-    float streams[STREAMS];
+    const long long own = static_cast<long long>(output) * STREAMS * width + first + element;
+    float streams[STREAMS], added[STREAMS];
     if (output < n) {
 #pragma unroll
-        for (int c = 0; c < STREAMS; c++)
-            streams[c] = read_early(normed + (static_cast<long long>(output) * STREAMS + c) * width + first + element);
+        for (int c = 0; c < STREAMS; c++) {
+            if (!fresh) streams[c] = read_early(normed + own + c * width);
+            if (!x) continue;
+            const float v = read_early(y + static_cast<long long>(output) * width + first + element);
+            added[c] = fmaf(read_early(strength + output * STREAMS + c), v, read_early(x + own + c * width));
+        }
     }
     copies_wait<0>();
     __syncthreads();
@@ -154,6 +161,13 @@ KERNEL void __launch_bounds__(THREADS)
     codes.load(memory + stream * at.stream + ((u64)begin & 15) + row * row_bytes, spans, t);
 
     inputs_ready();
+    if (output < n) {
+#pragma unroll
+        for (int c = 0; c < STREAMS; c++) {
+            if (fresh) streams[c] = normed[own + c * width];
+            if (x) x[own + c * width] = added[c];
+        }
+    }
     inputs_to_shared(a, memory, at, n, cols, scale);
     __syncthreads();
     float* gates = (float*)(memory + at.gates);

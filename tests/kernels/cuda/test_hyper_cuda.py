@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from strata.kernels import cpu
+from strata.kernels.cuda import hyper_window
 from strata.kernels.cuda.hyper import hyper_add, hyper_mix
 from strata.kernels.formats import Weight
 from strata.kernels.ops import Hyper
@@ -83,3 +85,29 @@ def test_a_width_that_cannot_be_read_four_at_a_time_is_refused(target):
     x, beta, y = (target.put(streams(*shape)) for shape in ((2, 3, 10), (2, 3), (2, 10)))
     with pytest.raises(ValueError, match="H must be a multiple of 4, got 10"):
         hyper_add(x, beta, y)
+
+
+@pytest.mark.parametrize("inject", [True, False])
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize(
+    ("n", "c", "h", "r", "kind"),
+    [(1, 4, 256, 70, "Q6_K"), (1, 4, 128, 32, "Q5_1"), (1, 2, 128, 32, "Q4_0"), (2, 4, 128, 33, "Q6_K"),
+     (8, 2, 256, 9, "Q5_K"), (5, 4, 128, 10, "Q2_0")],
+)  # fmt: skip
+def test_a_windows_mix_in_few_launches_is_add_then_mix(
+    target, same_bits, random_weight, n, c, h, r, kind, added, inject
+):
+    hc = case(random_weight, c, h, -(-r // 32) * 32, "Q8_0", inject)
+    hc = replace(hc, down=random_weight(kind, hc.up.cols, c * h))
+    x, y, beta = streams(n, c, h), streams(n, h), streams(n, c)
+    on_device = target.put(x)
+    before = (target.put(beta), target.put(y)) if added else None
+    assert hyper_window.takes(target.put(hc), n, c, h) and hyper_window._down_rows(hc.down, n, h)
+    u, made = hyper_mix(target.workspace(16), on_device, target.put(hc), EPS, 64, before)
+    if added:
+        cpu.hyper_add(x, beta, y)
+    want, want_beta = cpu.hyper_mix(x, hc, EPS)
+    same_bits(target.host(u), want)
+    same_bits(target.host(on_device), x)
+    if inject:
+        same_bits(target.host(made), want_beta)

@@ -1,0 +1,207 @@
+"""A hyper-connection's mix in a window: as few launches as there are waits for a whole row.
+
+norm_streams   x + beta * y, and the norm of every stream; also as int8 for a product that wants it
+takes, mix     windows whose matrices hyper_down.cu and hyper_window.cu take; `hyper.hyper_mix` does the others
+
+One row      a = down * norm(x + beta * y), where every block norms for itself; then the rest
+Several      norm, quantised; a = down * normed; then the rest
+The rest     u, beta and (one row) the new x
+
+Cost   a launch is a wait for the one before, some 1.5 us and the latencies of a few reads; `down` adds 640 terms of a
+       row in their order, 1.4 us at least
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from strata.kernels.cuda import ahead, plans
+from strata.kernels.cuda import card as cards
+from strata.kernels.cuda.launch import F32, I32, launch
+from strata.kernels.cuda.product import Quantized, linear
+from strata.kernels.cuda.tables import GRID_OF
+from strata.kernels.cuda.workspace import DeviceArray, Workspace
+from strata.kernels.formats import TensorType, Weight
+from strata.kernels.ops import ACT_BLOCK, LANES, Hyper
+
+WINDOW_ROWS: Final = 16
+ELEMENTS: Final = 16
+"""Elements of u of a block of hyper_window.cu."""
+_MOST_SPANS: Final = 8
+_MOST_BLOCK: Final = 64
+_STREAMS: Final = (2, 4)
+_STATIC: Final = 3072
+"""Bytes of shared memory that a block declares itself, at most."""
+_DOWN_THREADS: Final = 512
+_DOWN_ROWS: Final = 4
+"""Rows of `down` of a block at most."""
+_FUSED_PER_THREAD: Final = 20
+"""Elements of a thread that still leave registers for a block of 512."""
+
+Added = tuple[DeviceArray, DeviceArray]
+
+
+def norm_streams(
+    workspace: Workspace,
+    x: DeviceArray,
+    hc: Hyper,
+    eps: float,
+    added: Added | None,
+    hint: np.ndarray,
+    kind: TensorType | None = None,
+) -> tuple[DeviceArray, Quantized | None]:
+    """[x = fma(beta, y, x), in place, then] normed (n, C * H); also quantised for a type, which needs H % 128 == 0."""
+    n, streams, width = x.shape
+    cols = streams * width
+    normed = workspace.array((n, cols))
+    made: Quantized | None = None
+    constants: dict[str, Any] = {}
+    if kind is not None:
+        group = kind.group if kind.has_offset else 0
+        sums = workspace.array((n, cols // group)) if group else None
+        made = Quantized(workspace.array((n, cols), np.uint8), workspace.array((n, cols // ACT_BLOCK)), sums)
+        constants = {"INPUT_ORDER": plans.order(kind), "SUMS": group}
+    quantised = (None, None, None) if made is None else (made.q, made.d, made.sums)
+    more = ahead.blocks(hint, LANES) if n <= WINDOW_ROWS else 0
+    launch(
+        "hyper.cu", "hyper_norm", (n * streams + more,), (LANES,),
+        x, *(added or (None, None)), hc.norm, normed, *quantised,
+        I32(n * streams), I32(width), I32(streams), F32(eps), hint, PER_THREAD=-(-width // LANES), **constants,
+    )  # fmt: skip
+    return normed, made
+
+
+def takes(hc: Hyper, n: int, streams: int, width: int) -> bool:
+    """Whether `mix` does these rows."""
+    kind, cols = hc.up.type, hc.up.cols
+    fits = width % ELEMENTS == 0 and cols <= _MOST_SPANS * LANES and kind.block <= _MOST_BLOCK
+    known = _plain(kind) and kind.group == ACT_BLOCK and (hc.inject is None or hc.inject.type.name == "F32")
+    few = streams in _STREAMS and n <= min(WINDOW_ROWS, 4 * streams)
+    return few and fits and known and _end_shared(hc.up, n, streams) <= _room()
+
+
+def mix(
+    workspace: Workspace,
+    x: DeviceArray,
+    hc: Hyper,
+    eps: float,
+    added: Added | None,
+    u: DeviceArray,
+    beta: DeviceArray | None,
+    hint: np.ndarray,
+) -> None:
+    """x (n, C, H) -> u and beta, for rows that `takes` allows; `added` and x as for `hyper_mix`."""
+    n, streams, width = x.shape
+    scale = F32(1) / F32(streams)
+    if n == 1 and _fuses(hc, streams, width):
+        a, normed = workspace.array((1, hc.down.rows)), workspace.array((1, streams * width))
+        _fused_down(x, hc, eps, added, a, normed, beta, hint)
+        _end(hc, a, normed, u, None, (x, *added) if added else (None, None, None), 1, scale)
+        return
+    rows = _down_rows(hc.down, n, width)
+    normed, made = norm_streams(workspace, x, hc, eps, added, hint, hc.down.type if rows else None)
+    if made is None:
+        (a,) = linear(workspace, [hc.down], normed)
+    else:
+        a = workspace.array((n, hc.down.rows))
+        launch(
+            "hyper_down.cu", "hyper_down", (-(-hc.down.rows // rows),), (_DOWN_THREADS,),
+            made.q, made.d, made.sums, hc.down.data, a, I32(hc.down.rows), I32(n), I32(hc.down.cols),
+            shared=_down_shared(hc.down, rows, n), TYPE=hc.down.type.name, ROWS=rows, FUSED=0,
+        )  # fmt: skip
+    _end(hc, a, normed, u, beta, (None, None, None), 0, scale)
+
+
+def _plain(kind: TensorType) -> bool:
+    """Whether a type's codes come without a table."""
+    return not kind.is_float and kind.name not in GRID_OF
+
+
+def _room() -> int:
+    return cards.card().shared_block - _STATIC
+
+
+def _end_shared(up: Weight, n: int, streams: int) -> int:
+    """Parts of hyper_window.cu."""
+    stream = (ELEMENTS * up.type.row_bytes(up.cols) + 31) // 16 * 16
+    scales = n * up.cols // ACT_BLOCK * 4
+    return streams * stream + n * up.cols + scales * (1 + up.type.has_offset) + n * streams * ELEMENTS * 4
+
+
+def _end(
+    hc: Hyper,
+    a: DeviceArray,
+    normed: DeviceArray,
+    u: DeviceArray,
+    beta: DeviceArray | None,
+    added: tuple[DeviceArray | None, ...],
+    fresh: int,
+    scale: np.float32,
+) -> None:
+    """All after the product with `down`. `added`: x, beta, y when x is still to be written; `fresh`: normed is new."""
+    (n, width), cols = u.shape, hc.up.cols
+    streams = normed.shape[1] // width
+    n_beta, threads = 0 if beta is None else beta.size, 4 * streams * ELEMENTS
+    inject = None if hc.inject is None else hc.inject.data
+    launch(
+        "hyper_window.cu", "hyper_window", (width // ELEMENTS + -(-n_beta * LANES // threads),), (threads,),
+        a, normed, hc.up.data, inject, u, beta, *added, I32(fresh), I32(n), I32(width), I32(cols), I32(n_beta), scale,
+        shared=_end_shared(hc.up, n, streams), TYPE=hc.up.type.name, SPANS=-(-cols // LANES), STREAMS=streams,
+    )  # fmt: skip
+
+
+def _down_shared(down: Weight, rows: int, n: int) -> int:
+    """Parts of hyper_down.cu."""
+    kind, cols = down.type, down.cols
+    weights = rows * ((kind.row_bytes(cols) + 31) // 16 * 16)
+    sums = cols // kind.group * 4 if kind.has_offset else 0
+    pitch = cols // kind.group * (1 + kind.has_offset) + 4
+    return weights + n * (cols + cols // ACT_BLOCK * 4 + sums) + rows * n * pitch * 4
+
+
+def _down_rows(down: Weight, n: int, width: int) -> int:
+    """Rows of a block of hyper_down.cu; 0: it does not take this product."""
+    if not _plain(down.type) or width % LANES:
+        return 0
+    rows = min(_DOWN_ROWS, -(-down.rows // cards.card().multiprocessors))
+    while rows and _down_shared(down, rows, n) > _room():
+        rows -= 1
+    return rows
+
+
+def _fuses(hc: Hyper, streams: int, width: int) -> bool:
+    """Whether one row's norm is part of its product with `down`."""
+    chains = streams * LANES == _DOWN_THREADS and width <= _FUSED_PER_THREAD * LANES
+    return chains and _down_rows(hc.down, 1, width) > 0 and _inject_shared(hc) <= _room()
+
+
+def _inject_shared(hc: Hyper) -> int:
+    """Of a block of hyper_down.cu that makes a beta: a row of inject, and normed."""
+    return 8 * hc.down.cols if hc.inject is not None else 4 * hc.down.cols
+
+
+def _fused_down(
+    x: DeviceArray,
+    hc: Hyper,
+    eps: float,
+    added: Added | None,
+    a: DeviceArray,
+    normed: DeviceArray,
+    beta: DeviceArray | None,
+    hint: np.ndarray,
+) -> None:
+    """a, normed and beta of one row; x stays as it is."""
+    _, streams, width = x.shape
+    rows = _down_rows(hc.down, 1, width)
+    others = 1 if beta is None else streams
+    strength, y = added or (None, None)
+    blocks = -(-hc.down.rows // rows) + others + ahead.blocks(hint, _DOWN_THREADS)
+    launch(
+        "hyper_down.cu", "hyper_down", (blocks,), (_DOWN_THREADS,),
+        x, strength, y, hc.norm, None if hc.inject is None else hc.inject.data, hc.down.data, a, normed, beta,
+        I32(hc.down.rows), I32(others), F32(eps), F32(1) / F32(streams), hint,
+        shared=max(_down_shared(hc.down, rows, 1), _inject_shared(hc)),
+        TYPE=hc.down.type.name, ROWS=rows, FUSED=1, STREAMS=streams, PER_THREAD=width // LANES,
+    )  # fmt: skip
