@@ -46,8 +46,8 @@ SWEPT = (("Q6_K", 16384, 2560), ("IQ3_S", 16384, 2560), ("IQ4_NL", 16384, 2560))
 EXPERTS, USED, HIDDEN, INNER = 512, 10, 2560, 640
 EXPERT_TYPES = ("IQ3_S", "IQ4_NL")
 TRIED = (
-    *CUTS[:5], Cut(64, 4, 8, 2), Cut(64, 4, 4, 3), Cut(128, 4, 4, 2), Cut(128, 4, 6, 1), Cut(64, 2, 8, 3),
-    Cut(64, 2, 4, 3), Cut(128, 2, 4, 2), Cut(64, 4, 2, 3),
+    *CUTS[:6], Cut(64, 4, 8, 2), Cut(64, 4, 4, 3), Cut(128, 4, 4, 2), Cut(128, 4, 6, 1), Cut(64, 2, 8, 3),
+    Cut(64, 2, 4, 3), Cut(64, 4, 2, 3),
 )  # fmt: skip
 CHECKED = 8
 REPEATS = 5

@@ -68,6 +68,11 @@ DEVICE u32 negate(u32 codes, u32 nibble) {
     return (codes ^ mask) + (mask & 0x01010101u);
 }
 
+// The same for odd codes: -c differs from c in every bit but the lowest.
+DEVICE u32 negate_odd(u32 codes, u32 nibble) {
+    return codes ^ (permute(nibble * 0x10204080u, 0, 0xBA98) & 0xFEFEFEFEu);
+}
+
 // Seven sign bits and an eighth that makes their number even.
 DEVICE u32 even_signs(u32 seven) { return seven | parity(seven) << 7; }
 
@@ -324,8 +329,8 @@ struct IQ3_S {
         u32 w = load2<2>(p + 2 + 8 * s + 2 * t), signs = p[74 + 4 * s + t];
         u32 high = load4<2>(p + 66 + (s & 4)) >> 2 * t;  // ninth bits of both indices, of four spans
         u32 pick = 0x2240 + ((s & 3) << 4);  // a byte of w, then one of the ninth bits; bytes 2 and 3 of w are 0
-        c0 = negate(grid.word(permute(w, high & 0x01010101u, pick)), signs & 15);
-        c1 = negate(grid.word(permute(w, high >> 1 & 0x01010101u, pick + 1)), signs >> 4);
+        c0 = negate_odd(grid.word(permute(w, high & 0x01010101u, pick)), signs & 15);
+        c1 = negate_odd(grid.word(permute(w, high >> 1 & 0x01010101u, pick + 1)), signs >> 4);
     }
     DEVICE static float scale(const u8* p, int g) { return odd_scale(half_at(p), 1.0f, nibble(p + 106, g)); }
     NO_OFFSET
