@@ -139,7 +139,7 @@ def graph_launches(resident: Resident, decode: Decode) -> list[float]:
     """Microseconds of the host for a launch of a window's graph on an idle card, and right behind another."""
     driver = resident.device.driver
     launches = launches_of(resident, decode)
-    graph, times = driver.capture(lambda: launches.queue({ADVANCES})), []
+    graph, times = driver.capture(launches.queue), []
     for _ in range(3):
         driver.synchronize()
         for _ in range(2):
@@ -167,7 +167,7 @@ def shares(resident: Resident, n: int) -> list[Record]:
     for kernels in (HINTING, *((name,) for name in HINTING)):
         times = [microseconds(driver, launches.without_hints(kernels))]
         records.append(Record.of(f"window of {n}, nothing asked for ahead by {', '.join(kernels)}", "us", times))
-    found = {label: whole - microseconds(driver, launches, {label}) for label in launches.counts() if label != ADVANCES}
+    found = {label: launches.share(driver, label, whole) for label in launches.counts() if label != ADVANCES}
     for label, us in sorted(found.items(), key=lambda item: -item[1]):
         count = launches.counts()[label]
         records.append(Record.of(f"window of {n}: {label}, {count} launches, {us / count:.2f} each", "us", [us]))
