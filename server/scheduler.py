@@ -73,7 +73,6 @@ class Facts:
     n_slots: int = 0  # 0: one request at a time
     n_groups: int = 1
     keeps_slots: bool = False  # an ended slot holds its conversation and can be taken back to the solo path
-    chunk: int = 0  # prompt tokens per chunk, 0: not said
 
     @classmethod
     def of(cls, info: Info, ready: Ready) -> Facts:
@@ -83,7 +82,6 @@ class Facts:
             n_slots=n_slots if n_slots > 1 else 0,
             n_groups=info.whole("batch_groups", 1),
             keeps_slots=info.whole("slot_cache") == 1,
-            chunk=max(info.whole("prefill_chunk"), 0),
         )
 
 
@@ -274,7 +272,6 @@ class Scheduler:
         job.add_done(done)
         if job.leg.n_yielded is not None:
             return self._gave_way(job)
-        self.slots.free(job)
         if done.finish == "cancel" and job.leg.stop_sent and not job.is_ending:
             return self._place(job)
         return self._finish(job, job.end(done.finish)) + self._advance()
@@ -423,7 +420,7 @@ class Scheduler:
     def _ask(self, job: Job) -> list[Effect]:
         """Ask a read to give way, when that lets somebody in who waits with a prompt under half as long."""
         leg = job.leg
-        if not may_give_way(job) or len(leg.ids) - leg.n_read <= self.facts.chunk:
+        if not may_give_way(job) or len(leg.ids) - leg.n_read <= 1:
             return []
         n_free = self.slots.n_free - (job.slot is None)  # one more keeps the part that a solo request has read
         if n_free < 0 or not any(

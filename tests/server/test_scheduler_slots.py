@@ -152,8 +152,8 @@ def test_the_second_of_two_that_came_at_once_waits_for_nothing_but_the_lines():
 
 def test_a_batch_of_one_slot_is_no_batch():
     assert Facts.of(*info(batch_slots=1)).n_slots == Facts.of(*info()).n_slots == 0
-    facts = Facts.of(*info(batch_slots=4, batch_groups=2, slot_cache=1, prefill_chunk=512))
-    assert (facts.n_slots, facts.n_groups, facts.keeps_slots, facts.chunk) == (4, 2, True, 512)
+    facts = Facts.of(*info(batch_slots=4, batch_groups=2, slot_cache=1))
+    assert (facts.n_slots, facts.n_groups, facts.keeps_slots) == (4, 2, True)
 
 
 def info(**values: int) -> tuple[Info, Ready]:
@@ -269,10 +269,10 @@ def test_a_read_is_not_asked_for_somebody_who_has_no_slot_to_go_to():
     assert world.sent == [BYield(1)]
 
 
-def test_a_read_that_is_nearly_done_is_not_asked():
-    world = two(3, chunk=64)
+def test_a_read_of_one_token_is_not_asked():
+    world = two(3)
     long = world.arrive(1, 400)
-    world.line(Resume(300), Progress(340, 400, 1.0, 1.0))
+    world.line(Resume(399))
     world.arrive(2, 20)
     assert not any(isinstance(command, BYield) for command in world.sent) and long.slot is None
 

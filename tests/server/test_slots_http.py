@@ -74,7 +74,8 @@ async def test_a_request_that_moves_is_one_answer_and_one_record(serve, eventual
 
 async def test_a_long_read_gives_way_and_continues_in_its_slot(serve, eventually):
     long = {"match": "say long", "steps": [{"text": "the long answer"}]}
-    async with serve([long, ECHO], slots=2, chunk=16, chunk_ms=20) as harness:
+    rules = Rules(returns_to_solo=False)
+    async with serve([long, ECHO], slots=2, chunk=16, chunk_ms=20, settings={"rules": rules}) as harness:
         first = asyncio.create_task(harness.text(say("long", 400), **PLAIN))
         await eventually(lambda: (job := harness.service.scheduler.holder) and job.n_read > 32)
         assert said("short").startswith(await harness.text(say("short"), max_tokens=4, **PLAIN))
