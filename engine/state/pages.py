@@ -168,7 +168,7 @@ class PagePool:
         self.share(source, target, whole)
         if unfinished:
             self.grow(target, tokens)
-            page, given = self.tables[target, whole], self.tables[source, whole]
+            page, given = int(self.tables[target, whole]), int(self.tables[source, whole])
             for array in self.arrays:
                 self._memory.copy(array[page], array[given])
 
