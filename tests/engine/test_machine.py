@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 
 import pytest
@@ -91,6 +92,7 @@ class Lab:
         self._engine: SlotEngine | None = None
         self._cold = EngineProcess([*self._argv, "--prompt-cache", "0"])
         self._answers: dict[tuple[tuple[int, ...], SamplingKeys], list[int]] = {}
+        self.failure: Exception | None = None
         self.steps = 0
         self.finishes: Counter[str] = Counter()
         self.refused = self.resumed = self.in_slots = self.given_way = 0
@@ -101,6 +103,15 @@ class Lab:
             argv += ["--turn-token", str(TURN_TOKEN), "--verify-accounts"]
             self._engine = SlotEngine(argv, wants_slots=SLOTS, end_ids=END_IDS, silence_s=60.0)
         return self._engine
+
+    @contextmanager
+    def noting_failures(self) -> Iterator[None]:
+        """Keeps the first one: hypothesis runs a failure again, and says something else when it does not repeat."""
+        try:
+            yield
+        except Exception as failure:
+            self.failure = self.failure or failure
+            raise
 
     def forget(self) -> None:
         """The next run gets a new engine."""
@@ -136,7 +147,8 @@ def step(**strategies: st.SearchStrategy) -> Callable[[Callable[..., None]], Cal
         @wraps(action)
         def run(self: Conversations, **drawn: object) -> None:
             self.lab.steps += 1
-            action(self, **drawn)
+            with self.lab.noting_failures():
+                action(self, **drawn)
 
         return rule(**strategies)(run)
 
@@ -283,8 +295,9 @@ class Conversations(RuleBasedStateMachine):
             self.lab.forget()
             return
         try:
-            {"rest": self.come_to_rest, "close": self.end_of_input, "quit": self.quit}[self.ending]()
-            self.compare()
+            with self.lab.noting_failures():
+                {"rest": self.come_to_rest, "close": self.end_of_input, "quit": self.quit}[self.ending]()
+                self.compare()
         finally:
             self.count()
             if self.ending != "rest" or self.engine.failed:
@@ -342,19 +355,21 @@ def lab(packs) -> Iterator[Lab]:
 
 
 def run(lab: Lab, runs: int, steps: int) -> None:
-    """So many runs of so many steps. A failure is shown as it was found: the engine's timing does not shrink."""
+    """So many runs of so many steps. A failure is shown as it was found: the engine's timing does not repeat."""
     machine = type("Machine", (Conversations,), {"lab": lab})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=runs,
-            stateful_step_count=steps,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
+    plan = settings(
+        max_examples=runs,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
     )
+    lab.failure = None
+    try:
+        run_state_machine_as_test(machine, settings=plan)
+    except Exception as told:
+        raise lab.failure or told from told
 
 
 def test_ten_thousand_random_steps_with_the_real_engine(lab):
