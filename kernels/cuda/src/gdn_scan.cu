@@ -4,15 +4,15 @@
 // gdn_window   for windows: convolves for itself, every block its own columns and the query and key of its head, which
 //              costs little for few tokens and saves a launch; gdn_output moves the kept inputs
 //
-// A block is COLUMNS columns of one value head in one segment; its state lives in registers: thread (group, column) holds
-// the D / 8 rows of its group. The eight groups of a column are lanes of one warp, so the tree over the groups is three
-// exchanges. The outputs of eight tokens are summed over the groups together, each lane keeping one of them: seven
-// exchanges instead of 24. Tokens arrive 16 at a time by asynchronous copies, two tiles deep.
+// A block is COLUMNS columns of one value head in one segment; its state lives in registers. A thread has two of the four
+// chains of a group, of two columns: with whole groups of one column a token would bring twice the words back from shared
+// memory, which is what the card is short of here. Lanes join a column's halves by an exchange and its groups by three.
+// The outputs of eight tokens are summed over the groups together, each lane keeping one of them: seven exchanges instead
+// of 24. Tokens arrive 16 at a time by asynchronous copies, two tiles deep.
 // Constants   HEAD_SIZE = D, TAPS
 // Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), in place or to another row
 // Why      16 columns a block: 48 heads of 128 are 384 blocks of 4 warps, which spread over 132 multiprocessors to
-//          within 3 % of even; 32 columns leave a quarter of them idle. Neighbouring lanes are two columns of one
-//          group: they read the same query and key, and half a warp reads 128 bytes, which is one turn of the memory.
+//          within 3 % of even; 32 columns leave a quarter of them idle.
 // Source   the order of every sum is that of `ops.Kernels.gdn`
 #include "ahead.cuh"
 #include "gdn_window.cuh"
@@ -108,9 +108,24 @@ DEVICE void convolve_tile(Shape::Tile& tile, const Work& g, const Raw& raw, int 
     copies_commit();
 }
 
-// Lanes of a column: bits 1 to 3 are the group, bit 0 and the rest are the column.
-DEVICE int group_of(int thread) { return thread >> 1 & 7; }
-DEVICE int column_of(int thread) { return (thread & 1) | thread >> 4 << 1; }
+// A thread's part of the state: M rows of each of its chains, of two columns. Lane bit 0 is which two chains of the four,
+// bits 1 to 3 are the group; the rest is which two columns. Register column c is column c ^ half, so that what a lane
+// keeps of an exchange between halves is in register 0 of both.
+struct Place {
+    int half, group, columns;
+
+    DEVICE Place() : half(threadIdx.x & 1), group(threadIdx.x >> 1 & 7), columns(threadIdx.x >> 4 << 1) {}
+    DEVICE int own() const { return columns + half; }
+    DEVICE int column(int c) const { return columns + (c ^ half); }
+    // Where row i = 2 m + chain lies in a group's rows.
+    DEVICE int row(int i) const { return i / 2 * 4 + 2 * half + i % 2; }
+    DEVICE int in_passage(int i, int c) const {
+        return group * Shape::STATE_GROUP + row(i) * COLUMNS + column(c);
+    }
+};
+constexpr int M = ROWS / 4;
+
+typedef float State[2][2 * M];
 
 // The sum over all groups of a column; every lane of the column gets it.
 DEVICE float sum_groups(float p) {
@@ -118,6 +133,9 @@ DEVICE float sum_groups(float p) {
     p = p + __shfl_xor_sync(ALL, p, 4);
     return p + __shfl_xor_sync(ALL, p, 8);
 }
+
+// (c0 + c1) + (c2 + c3) of a lane's own column.
+DEVICE float join_halves(const float (&p)[2]) { return p[0] + __shfl_xor_sync(ALL, p[1], 1); }
 
 // The lanes of bit BIT keep the upper half of p, the others the lower one, each with what its partner has of it.
 template <int N, int BIT>
@@ -139,51 +157,59 @@ DEVICE float sum_eight(float (&p)[8], int lane) {
 }
 DEVICE int token_of(int lane) { return (lane & 2) << 1 | (lane & 4) >> 1 | (lane & 8) >> 3; }
 
-// One token: s = s * decay; e = beta * (v - sum(s * k)); s = fma(k, e, s); returns the group's part of sum(s * q).
-DEVICE float delta_step(float (&s)[ROWS], const float* q, const float* k, float v, float decay, float beta) {
-    float4 keys[ROWS / 4];
-    float p0 = 0.0f, p1 = 0.0f, p2 = 0.0f, p3 = 0.0f;
+// One token: s = s * decay; e = beta * (v - sum(s * k)); s = fma(k, e, s); returns the group's part of sum(s * q) of the
+// lane's own column. v: of that column; q, k: from the lane's first row.
+DEVICE float delta_step(State& s, const float* q, const float* k, float v, float decay, float beta) {
+    float2 keys[M];
+    float p[2][2] = {};
 #pragma unroll
-    for (int i = 0; i < ROWS / 4; i++) {
-        keys[i] = reinterpret_cast<const float4*>(k)[i];
-        p0 = fmaf(s[4 * i] *= decay, keys[i].x, p0);
-        p1 = fmaf(s[4 * i + 1] *= decay, keys[i].y, p1);
-        p2 = fmaf(s[4 * i + 2] *= decay, keys[i].z, p2);
-        p3 = fmaf(s[4 * i + 3] *= decay, keys[i].w, p3);
-    }
-    const float e = beta * (v - sum_groups((p0 + p1) + (p2 + p3)));
-    p0 = p1 = p2 = p3 = 0.0f;
+    for (int m = 0; m < M; m++) {
+        keys[m] = *reinterpret_cast<const float2*>(k + 4 * m);
 #pragma unroll
-    for (int i = 0; i < ROWS / 4; i++) {
-        const float4 query = reinterpret_cast<const float4*>(q)[i];
-        p0 = fmaf(s[4 * i] = fmaf(keys[i].x, e, s[4 * i]), query.x, p0);
-        p1 = fmaf(s[4 * i + 1] = fmaf(keys[i].y, e, s[4 * i + 1]), query.y, p1);
-        p2 = fmaf(s[4 * i + 2] = fmaf(keys[i].z, e, s[4 * i + 2]), query.z, p2);
-        p3 = fmaf(s[4 * i + 3] = fmaf(keys[i].w, e, s[4 * i + 3]), query.w, p3);
+        for (int c = 0; c < 2; c++) {
+            p[c][0] = fmaf(s[c][2 * m] *= decay, keys[m].x, p[c][0]);
+            p[c][1] = fmaf(s[c][2 * m + 1] *= decay, keys[m].y, p[c][1]);
+        }
     }
-    return (p0 + p1) + (p2 + p3);
+    const float parts[2] = {p[0][0] + p[0][1], p[1][0] + p[1][1]};
+    float e[2];
+    e[0] = beta * (v - sum_groups(join_halves(parts)));
+    e[1] = __shfl_xor_sync(ALL, e[0], 1);
+    float o[2][2] = {};
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        const float2 query = *reinterpret_cast<const float2*>(q + 4 * m);
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            o[c][0] = fmaf(s[c][2 * m] = fmaf(keys[m].x, e[c], s[c][2 * m]), query.x, o[c][0]);
+            o[c][1] = fmaf(s[c][2 * m + 1] = fmaf(keys[m].y, e[c], s[c][2 * m + 1]), query.y, o[c][1]);
+        }
+    }
+    const float sums[2] = {o[0][0] + o[0][1], o[1][0] + o[1][1]};
+    return join_halves(sums);
 }
 
 // The tokens of a tile, their outputs to out[token][column].
-DEVICE void scan_tile(float (&s)[ROWS], const Shape::Tile& tile, int n, float (*out)[COLUMNS]) {
-    const int group = group_of(threadIdx.x), mine = column_of(threadIdx.x);
-    const float *q = &tile.q[0][group * Shape::VECTOR_GROUP], *k = &tile.k[0][group * Shape::VECTOR_GROUP];
+DEVICE void scan_tile(State& s, const Shape::Tile& tile, int n, float (*out)[COLUMNS]) {
+    const Place place;
+    const int first = place.group * Shape::VECTOR_GROUP + 2 * place.half, own = place.own();
+    const float *q = &tile.q[0][first], *k = &tile.k[0][first];
     auto step = [&](int t) {
-        return delta_step(s, q + t * Shape::VECTOR, k + t * Shape::VECTOR, tile.v[t][mine], tile.decay[t], tile.beta[t]);
+        return delta_step(s, q + t * Shape::VECTOR, k + t * Shape::VECTOR, tile.v[t][own], tile.decay[t], tile.beta[t]);
     };
     int t = 0;
 #pragma unroll 1
-    for (; TOKENS >= 8 && t + 8 <= n; t += 8) {
+    for (; t + 8 <= n; t += 8) {
         float p[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) p[i] = step(t + i);
         const float sum = sum_eight(p, threadIdx.x);
-        out[t + token_of(threadIdx.x)][mine] = sum;
+        out[t + token_of(threadIdx.x)][own] = sum;
     }
 #pragma unroll 1
     for (; t < n; t++) {
         const float sum = sum_groups(step(t));
-        if (group == 0) out[t][mine] = sum;
+        if (place.group == 0) out[t][own] = sum;
     }
 }
 
@@ -200,7 +226,8 @@ DEVICE void scan(const Work& g, const Segment& seg, float* state, float* o, cons
     __shared__ __align__(16) float memory[Shape::TILE_FLOATS + Shape::PASSAGE];
     __shared__ __align__(16) float out[2][TOKENS][COLUMNS];
     Shape::Tile* tiles = reinterpret_cast<Shape::Tile*>(memory);
-    const int tid = threadIdx.x, group = group_of(tid), mine = column_of(tid);
+    const int tid = threadIdx.x;
+    const Place place;
     const long long matrix = static_cast<long long>(D) * D;
     const float* before = state + (static_cast<long long>(seg.slot) * g.value_heads + g.head) * matrix + g.column;
     float* after = state + (static_cast<long long>(seg.to) * g.value_heads + g.head) * matrix + g.column;
@@ -217,9 +244,11 @@ DEVICE void scan(const Work& g, const Segment& seg, float* state, float* o, cons
     fill(tiles[0], seg.begin);
     copies_wait<1>();
     __syncthreads();
-    float s[ROWS];
+    State s;
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) s[i] = passage[group * Shape::STATE_GROUP + i * COLUMNS + mine];
+    for (int i = 0; i < 2 * M; i++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) s[c][i] = passage[place.in_passage(i, c)];
     __syncthreads();
 
     auto write = [&](int first, int u) {
@@ -244,7 +273,9 @@ DEVICE void scan(const Work& g, const Segment& seg, float* state, float* o, cons
     write(seg.end - 1 - (seg.end - 1 - seg.begin) % TOKENS, u ^ 1);
 
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) passage[group * Shape::STATE_GROUP + i * COLUMNS + mine] = s[i];
+    for (int i = 0; i < 2 * M; i++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) passage[place.in_passage(i, c)] = s[c][i];
     __syncthreads();
     for (int e = tid; e < PIECES; e += SCAN_THREADS) {
         const int row = e / (COLUMNS / 4), x = e % (COLUMNS / 4) * 4;

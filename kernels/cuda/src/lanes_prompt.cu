@@ -1,17 +1,15 @@
 // The product of float weights with many rows (a prompt). Order of summation: ops.py, `lanes`.
 //
-// A tile is 16 weight rows times 16 activation rows. A thread has the four chains of a quad (columns 4 q to 4 q + 3 of
-// every 128) of 8 x 4 of its sums: 12 loads of 16 bytes from shared memory for 128 fma. A block keeps its 16 activation
-// rows in shared memory (RESIDENT) and goes through `each` row tiles; the weights pass through a ring of stages.
+// A tile is 16 weight rows times 16 activation rows. A thread has one chain of 8 x 16 of its sums: 24 loads of a word from
+// shared memory for 128 fma. A block keeps its 16 activation rows in shared memory (RESIDENT) and goes through `each` row
+// tiles; the weights pass through a ring of stages.
 //
-// lane     bit 0: which half of 8 columns · bit 1: which 8 rows · bits 2-4: i, bits 4 to 2 of the quad
-// warp     bit 0: which 8 columns · bits 1-2: the two low bits of the quad
-// So the first three folds (64, 32, 16 chains apart) are exchanges of lanes, the next two go through shared memory, and
-// the last two are inside a thread. Sum r of a thread is row r ^ i: what a lane keeps of an exchange then lies in the
-// same registers in every lane.
+// Chain j is element j mod 4 of the quad j / 4 = 4 i + w. lane: j mod 4 + 4 i; warp: w, and which 8 rows (bit 2).
+// So the first three folds (64, 32, 16 chains apart) are exchanges of lanes, and the others go through shared memory.
+// Sum r of a thread is row r ^ i: what a lane keeps of an exchange then lies in the same registers in every lane.
 //
-// Why lanes so: neighbours read the same weights, those two apart the same inputs, and the eight addresses of half a
-// warp lie in different banks (`place`), so a load of 16 bytes takes two turns of the memory instead of four.
+// Why one chain: the words that come back from shared memory are what limits such a tile; of four chains of 8 x 4 sums a
+//          thread would get 48 for its 128 fma. `place` puts the 32 words of a warp in different banks.
 // Limit    the registers hold 256 sums of 128 chains, so each weight is read from the L2 once for 16 rows: 1/4 byte a
 //          multiply-add
 //
@@ -27,7 +25,7 @@
 
 enum {
     R = 8,
-    C = 4,
+    C = 16,
     SIDE = 16,
     THREADS = 256,
     OWN = MODE == GATE_UP ? SIDE / 2 : SIDE,
@@ -59,10 +57,11 @@ struct Arguments {
     int n, divide, cols, row_tiles, each;  // the input of a pair is pair / divide; `each`: row tiles of a block
 };
 
-// Where a piece of 16 bytes lies in a row of a step. `other`: the bit by which half a warp reads two rows at once.
+// Where a piece of 16 bytes lies in a row of a step: the quads 4 i + w of a warp, which are 64 bytes apart (or 32), in
+// different banks.
 template <int BYTES>
-DEVICE int place(int piece, int other) {
-    return BYTES == 4 ? piece ^ (piece >> 3 & 3) ^ other << 1 : piece ^ other;
+DEVICE int place(int piece) {
+    return piece ^ (piece >> 3 & (BYTES == 4 ? 3 : 1));
 }
 
 // Columns of 16 rows into shared memory, a stage at a time: 16 threads a row, each every 16th piece of 16 bytes.
@@ -73,11 +72,11 @@ struct Loader {
     int cols, first;  // first: its first column
     u32 to[TURNS];    // where its pieces of a step lie
 
-    DEVICE Loader(int cols, int other) : cols(cols) {
+    DEVICE explicit Loader(int cols) : cols(cols) {
         const int row = threadIdx.x >> 4, piece = threadIdx.x & 15;
 #pragma unroll
         for (int j = 0; j < TURNS; j++) {
-            to[j] = (row * PIECES + place<T::BYTES>(piece + 16 * j, other)) * 16;
+            to[j] = (row * PIECES + place<T::BYTES>(piece + 16 * j)) * 16;
             HOLD(to[j]);
         }
     }
@@ -122,40 +121,42 @@ struct Loader {
 // What a thread is and what it has.
 struct Thread {
     enum { W_PITCH = STEP * TYPE::BYTES, X_PITCH = STEP * 4 };
-    int i, half, quad, columns;  // half: which eight rows; columns: which four
-    u32 from_w[R], from_x;       // bytes from the begin of a step
-    float p[R * C][4];
+    int i, w, half, element, chain;  // half: which eight rows; element: of the quad
+    u32 from_w[R], from_x;           // bytes from the begin of a step
+    float p[R * C];
 
     DEVICE Thread() {
         const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-        i = lane >> 2, half = lane >> 1 & 1, quad = 4 * i + (warp >> 1), columns = (lane & 1) | (warp & 1) << 1;
-        const int whole = TYPE::BYTES == 4, piece = place<TYPE::BYTES>(whole ? quad : quad >> 1, half);
+        i = lane >> 2, element = lane & 3, w = warp & 3, half = warp >> 2, chain = 4 * (4 * i + w) + element;
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            from_w[r] = (half * R + (r ^ i)) * W_PITCH + piece * 16 + (whole ? 0 : (quad & 1) * 8);
+            from_w[r] = (half * R + (r ^ i)) * W_PITCH + in_row<TYPE::BYTES>(chain);
             HOLD(from_w[r]);
         }
-        from_x = columns * C * X_PITCH + place<4>(quad, lane & 1) * 16;
+        from_x = in_row<4>(chain);
         HOLD(from_x);
+    }
+
+    template <int BYTES>
+    DEVICE static u32 in_row(int chain) {
+        return place<BYTES>(chain * BYTES / 16) * 16 + chain * BYTES % 16;
     }
 
     DEVICE void clear() {
 #pragma unroll
-        for (int o = 0; o < R * C; o++) p[o][0] = p[o][1] = p[o][2] = p[o][3] = 0.0f;
+        for (int o = 0; o < R * C; o++) p[o] = 0.0f;
     }
 
-    // One step of 128 columns, of which the quad has `left`.
-    template <int WHOLE>
-    DEVICE void step(const u8* w, const u8* x, int left) {
-        if (!WHOLE && left <= 0) return;
-        float4 xs[C];
+    // One step of 128 columns. A chain that has no element here is left alone: adding 0 * 0 would turn a -0 into 0.
+    DEVICE void step(const u8* ws, const u8* x) {
+        float xs[C];
 #pragma unroll
-        for (int c = 0; c < C; c++) xs[c] = *(const float4*)(x + from_x + c * X_PITCH);
+        for (int c = 0; c < C; c++) xs[c] = *(const float*)(x + from_x + c * X_PITCH);
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            const float4 weights = TYPE::load4(w + from_w[r]);
+            const float weight = TYPE::load1(ws + from_w[r]);
 #pragma unroll
-            for (int c = 0; c < C; c++) add_products<WHOLE ? 4 : VEC>(p[r * C + c], weights, xs[c], left);
+            for (int c = 0; c < C; c++) p[r * C + c] = fmaf(weight, xs[c], p[r * C + c]);
         }
     }
 
@@ -163,9 +164,7 @@ struct Thread {
     template <int APART>
     DEVICE void exchange() {
 #pragma unroll
-        for (int o = 0; o < APART * C; o++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) p[o][j] = p[o][j] + __shfl_xor_sync(~0u, p[o + APART * C][j], 4 * APART);
+        for (int o = 0; o < APART * C; o++) p[o] = p[o] + __shfl_xor_sync(~0u, p[o + APART * C], 4 * APART);
     }
 
     // The folds of chains 64, 32 and 16 apart; row i remains, in the first C sums.
@@ -177,12 +176,11 @@ struct Thread {
 };
 
 struct Mail {
-    float4 part[4][SIDE][SIDE];  // low bits of the quad, column, row
+    float4 part[4][SIDE][SIDE];  // w, column, row: the four elements of a quad
 
     DEVICE void put(const Thread& t) {
 #pragma unroll
-        for (int c = 0; c < C; c++)
-            part[t.quad & 3][t.columns * C + c][t.half * R + t.i] = make_float4(t.p[c][0], t.p[c][1], t.p[c][2], t.p[c][3]);
+        for (int c = 0; c < C; c++) ((float*)&part[t.w][c][t.half * R + t.i])[t.element] = t.p[c];
     }
 
     // The folds 8, 4, 2 and 1.
@@ -227,8 +225,8 @@ KERNEL __launch_bounds__(THREADS, 1) void lanes_prompt(PARAMETER Arguments a) {
     Mail& mail = *(Mail*)(inputs + (RESIDENT ? stages * STEPS * X_STEP : 0));
 
     const int own = tid >> 4, column = begin + min(own, count - 1), input = MODE == DENSE ? column : a.order[column] / a.divide;
-    Loader<TYPE> w(a.cols, own >> 3);
-    Loader<F32> x(a.cols, own >> 2 & 1);
+    Loader<TYPE> w(a.cols);
+    Loader<F32> x(a.cols);
     x.begin((const u8*)(a.x + (long long)input * a.cols));
     int load_tile = 0, load_stage = 0, load_slot = 0;
     auto load = [&] {
@@ -265,13 +263,13 @@ KERNEL __launch_bounds__(THREADS, 1) void lanes_prompt(PARAMETER Arguments a) {
             load();
             const u8* ws = memory + slot * SLOT;
             const u8* xs = RESIDENT ? inputs + s * STEPS * X_STEP : ws + STEPS * W_STEP;
-            const int left = a.cols - s * WIDTH - 4 * t.quad;
             if (a.cols - s * WIDTH >= WIDTH) {
 #pragma unroll
-                for (int u = 0; u < STEPS; u++) t.step<1>(ws + u * W_STEP, xs + u * X_STEP, 4);
+                for (int u = 0; u < STEPS; u++) t.step(ws + u * W_STEP, xs + u * X_STEP);
             } else {
 #pragma unroll 1
-                for (int u = 0; u < STEPS; u++) t.step<0>(ws + u * W_STEP, xs + u * X_STEP, left - u * STEP);
+                for (int u = 0; u < STEPS; u++)
+                    if (t.chain < a.cols - s * WIDTH - u * STEP) t.step(ws + u * W_STEP, xs + u * X_STEP);
             }
             if (++slot == STAGES) slot = 0;
         }
