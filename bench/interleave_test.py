@@ -36,6 +36,7 @@ from strata.bench.slot_model import Request
 from strata.protocol.lines import SamplingKeys
 
 TOOL = "interleave-test"
+STEPS = ("beside", "gives_way", "solo_gives_way", "next_turn", "returns")
 P14_TOKENS, P15_TOKENS, P16_TOKENS = 65536, 45000, 30000
 """A read of at least so many tokens is what the target speaks of."""
 SHORT = 24
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunk", type=int, help="tokens of a prompt chunk; default: the engine's own choice")
     parser.add_argument("--stream", type=int, default=2000, help="most tokens of a decoding slot's answer (2000)")
     parser.add_argument("--max-new", type=int, default=64, help="tokens of every other answer (64)")
+    parser.add_argument("--only", nargs="*", choices=STEPS, default=STEPS, help=f"some of {', '.join(STEPS)} (all)")
     parser.add_argument("--keys", default="", help="keys of the requests (greedy)")
     parser.add_argument("-r", "--runs", type=int, default=1, help="measured reads beside decoding slots (1)")
 
@@ -66,9 +68,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
             console.print(f"--long {args.long}: wants 4 chunks of {engine.limits.chunk}; a longer one, or --chunk")
             return 2
         test = InterleaveTest(engine, findings, args, keys)
-        for step in (test.beside, test.gives_way, test.solo_gives_way, test.next_turn, test.returns):
-            console.print(f"{step.__name__.replace('_', ' ')} ..")
-            step()
+        for step in args.only:
+            console.print(f"{step} ..")
+            getattr(test, step)()
     with launch.start(*plain, "--prompt-cache", "0") as cold:
         console.print(f"{len(test.claims)} answers again, cold ..")
         prove(test.claims, cold, findings)

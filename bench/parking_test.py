@@ -39,6 +39,7 @@ from strata.bench.slot_model import Request
 from strata.protocol.lines import SamplingKeys
 
 TOOL = "parking-test"
+ARMS = ("slot", "checkpoint", "ram", "disk", "damaged")
 TURN, OTHER = 9, 40
 """Tokens of a user's turn, and of the prompt that takes the live session."""
 Ask = Callable[[SlotEngine, tuple[int, ...]], tuple[Request, str]]
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=int, default=4, help="turns of the conversation (4)")
     parser.add_argument("--max-new", type=int, default=32, help="tokens of each answer (32)")
     parser.add_argument("--keys", default="", help="keys of the requests (greedy)")
+    parser.add_argument("--only", nargs="*", choices=ARMS, default=ARMS, help=f"some of {', '.join(ARMS)} (all)")
     parser.add_argument(
         "--cache-mib", type=int, default=2048, help="RAM and disk for parked conversations, each (2048)"
     )
@@ -65,16 +67,16 @@ def run(args: argparse.Namespace, console: Console) -> int:
     launch, findings = Launch.of(args), Findings()
     with tempfile.TemporaryDirectory(prefix="strata-parking-") as folder:
         test = ParkingTest(launch, findings, args, Path(folder))
-        for step in (test.slot, test.checkpoint, test.ram, test.disk, test.damaged):
-            console.print(f"{step.__name__} ..")
-            step()
+        for arm in args.only:
+            console.print(f"{arm} ..")
+            getattr(test, arm)()
     with launch.start(*test.plain, "--prompt-cache", "0") as cold:
         console.print(f"{len(test.claims)} answers again, cold ..")
         prove(test.claims, cold, findings)
         device = cold.process.info.get("device")
     test.figures()
     flags = {"first": args.first, "turns": args.turns, "max_new": args.max_new, "device": device}
-    flags |= {"keys": args.keys, "extra": " ".join(args.extra)}
+    flags |= {"only": " ".join(args.only), "keys": args.keys, "extra": " ".join(args.extra)}
     return finish(findings.report(TOOL, launch, flags), args.json, console)
 
 

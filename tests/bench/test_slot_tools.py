@@ -202,3 +202,16 @@ def test_a_wait_for_what_cannot_come_any_more_ends(packs):
         with pytest.raises(Exception, match="has not come"):
             engine.until_tokens(Request((1,), 2, SamplingKeys(), None), 1)
         assert len(r.tokens) == 2 and r.finish == "length"
+
+
+@pytest.mark.soak
+def test_a_hundred_clients_over_eight_slots_for_ten_minutes(packs, tmp_path):
+    out = tmp_path / "r.json"
+    cache = "--conversation-cache-mib 64 --conversation-cache-min-free-mib 0"
+    argv = ["read-join", "soak", "--pack", str(packs["odd-q8_0"]), "--slots", "8", "--clients", "100"]
+    argv += ["--seconds", "600", "--soak-long", "1000", "--soak-tokens", "24", "--json", str(out)]
+    assert main([*argv, f"--extra={ENGINE} --prefill 64 {cache}"]) == 0
+    checks = checks_of(out)
+    for name in ("no request failed", "every text is its prompt's own", "no slot is left busy"):
+        assert checks[f"soak: {name}"]
+    assert checks["soak: memory of the server is flat"] and checks["soak: memory of the engine is flat"]
