@@ -98,7 +98,6 @@ class Scheduler:
     holder: Job | None = None  # of the control lines
     unsettled: bool = False
     _arrivals: int = 0
-    _favoured: int = 0  # length of the read that has just given way: the lines go to whom it made room for
     _deaths: deque[float] = field(default_factory=deque)
 
     # --- what can be seen
@@ -176,7 +175,7 @@ class Scheduler:
         spoken = [job for job in self.waiting if job.output]
         self.waiting = [job for job in self.waiting if not job.output]
         effects = [effect for job in [*self.running, *spoken] for effect in self._finish(job, lost)]
-        self.slots, self.facts, self._favoured = SlotTable(), Facts(), 0
+        self.slots, self.facts = SlotTable(), Facts()
         for job in self.waiting:
             job.forget_legs()
         if looping:
@@ -272,9 +271,12 @@ class Scheduler:
         job.add_done(done)
         if job.leg.n_yielded is not None:
             return self._gave_way(job)
-        if done.finish == "cancel" and job.leg.stop_sent and not job.is_ending:
+        if done.finish == "cancel" and job.leg.stop_sent and self._wants_more(job):
             return self._place(job)
         return self._finish(job, job.end(done.finish)) + self._advance()
+
+    def _wants_more(self, job: Job) -> bool:
+        return job.n_left > 0 and not job.is_ending
 
     def _admitted(self, job: Job, done: Done, goes_on: bool) -> list[Effect]:
         assert job.slot is not None
@@ -286,7 +288,7 @@ class Scheduler:
         if job.leg.n_yielded is not None:
             return self._gave_way(job)
         end: Done | Failed = job.end(done.finish)
-        if done.finish == "length" and job.n_left > 0 and not job.is_ending:
+        if done.finish == "length" and self._wants_more(job):
             end = Failed(503, f"the engine could not go on in slot {job.slot}; send the request again")
         return self._finish(job, end) + self._advance()
 
@@ -301,11 +303,8 @@ class Scheduler:
         job.state, self.holder = State.WAITING, None
         self.waiting.append(job)
         self.waiting.sort(key=lambda other: other.number)
-        self._favoured = len(job.leg.ids)
-        return [
-            Note(job, f"gave way at {n} of {len(job.leg.ids)} tokens; slot {job.slot} keeps them"),
-            *self._advance(),
-        ]
+        note = Note(job, f"gave way at {n} of {len(job.leg.ids)} tokens; slot {job.slot} keeps them")
+        return [note, *self._advance(made_room=len(job.leg.ids))]
 
     def _slot_token(self, job: Job | None, token: int) -> list[Effect]:
         if job is None:
@@ -340,7 +339,7 @@ class Scheduler:
         self.slots.left_by(job, is_usable=done.finish != "error")
         if done.finish == "error":
             return self._finish(job, Failed(503, f"the engine gave the request up in slot {index}")) + self._advance()
-        if done.finish == "cancel" and job.state is State.RETURNING and not job.is_ending:
+        if done.finish == "cancel" and job.state is State.RETURNING and self._wants_more(job):
             return self._place(job)
         return self._finish(job, job.end(done.finish)) + self._advance()
 
@@ -357,8 +356,9 @@ class Scheduler:
 
     # --- decisions
 
-    def _advance(self) -> list[Effect]:
-        """What can be done now: for who holds the lines, or else by giving them to the next one."""
+    def _advance(self, made_room: int = 0) -> list[Effect]:
+        """What can be done now: for who holds the lines, or else by giving them to the next one, first to whom a read
+        of `made_room` tokens has just made room for."""
         if not self.waiting or self.unsettled:
             return []
         if self.engine is Engine.DOWN:
@@ -368,20 +368,19 @@ class Scheduler:
             return []
         if self.holder is not None:
             return self._make_room(self.holder)
-        job = self._next()
+        job = self._next(made_room)
         if job is None:
             return []  # everybody waits for a slot
         self.waiting.remove(job)
         return self._place(job)
 
-    def _next(self) -> Job | None:
-        """Who gets the lines: of those that could go on now, first whom a read has made room for."""
+    def _next(self, made_room: int) -> Job | None:
+        """Who gets the lines, of those that could go on now."""
         if not self.facts.n_slots:
             return self.waiting[0]
         has_free = self.slots.n_free > 0
         able = [job for job in in_order(self.waiting, self.rules, self.clock()) if has_free or job.slot is not None]
-        for_whom = [job for job in able if gives_way_to(self._favoured, job)]
-        self._favoured = 0
+        for_whom = [job for job in able if gives_way_to(made_room, job)]
         return next(iter(for_whom or able), None)
 
     def _place(self, job: Job) -> list[Effect]:

@@ -131,6 +131,15 @@ def test_a_request_with_nothing_left_is_not_stopped_on_its_last_token():
     assert Stop() not in world.sent
 
 
+def test_a_cancel_after_the_last_token_is_the_end_and_no_request_for_nothing():
+    world = two()
+    a = world.arrive(1, 30, max_new=3)
+    world.read(30, 100)
+    world.arrive(2, 25)
+    world.line(Token(101), Token(102), done(3, "cancel", 30))
+    assert a.state is State.ENDED and world.ends[a] == [done(3, "cancel", 30)]
+
+
 def test_an_engine_without_stop_finishes_the_first_request_before_the_second():
     world = two(can_stop=False)
     a = world.arrive(1, 30)
