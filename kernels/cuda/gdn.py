@@ -28,9 +28,9 @@ MOST_TAPS: Final = 8
 COLUMNS: Final = 16
 """State columns of a block of the scan, as in the source."""
 _SCAN_THREADS: Final = 8 * COLUMNS
-_FEW: Final = 2
+_FEW: Final = 1
 _MANY: Final = 16
-"""Tokens of a tile: with few the blocks of a window are so small that they come beside the kernel before it."""
+"""Tokens of a segment at most: with few the blocks are so small that they come beside the kernel before."""
 _WARPS: Final = 4
 
 
@@ -85,7 +85,7 @@ def gdn(
         if window:
             more = -(-ahead.blocks(hint, _SCAN_THREADS) // (grid[0] * grid[1]))
             launch(
-                "gdn_scan.cu", "gdn_window", (*grid[:2], grid[2] + more), block,
+                "gdn_window.cu", "gdn_window", (*grid[:2], grid[2] + more), block,
                 p, *weights, state, segments, o, *sizes, I32(grid[2]), hint,
                 TOKENS=_FEW if n == size["s"] else _MANY, **constants,
             )  # fmt: skip

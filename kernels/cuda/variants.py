@@ -37,7 +37,8 @@ def operations() -> Iterator[tuple[str, Constants]]:
     for d in HEAD_SIZES:
         yield "gdn.cu", {"HEAD_SIZE": d, "TAPS": 4}
         yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4}
-        yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4, "TOKENS": 2}
+        for tokens in (1, 16):
+            yield "gdn_window.cu", {"HEAD_SIZE": d, "TAPS": 4, "TOKENS": tokens}
     for keys, values in KV.values():
         formats: Constants = {"KEYS": FORMATS[keys.name], "VALUES": FORMATS[values.name]}
         yield "qsa_prepare.cu", formats

@@ -1,8 +1,6 @@
 // The delta rule as a recurrence.
 //
-// gdn_scan     for prompts: takes what gdn_inputs (gdn.cu) has convolved, and moves the kept inputs
-// gdn_window   for windows: convolves for itself, every block its own columns and the query and key of its head, which
-//              costs little for few tokens and saves a launch; gdn_output moves the kept inputs
+// gdn_scan takes what gdn_inputs (gdn.cu) has convolved, and moves the kept inputs; windows have gdn_window.cu.
 //
 // A block is COLUMNS columns of one value head in one segment; its state lives in registers. A thread has two of the four
 // chains of a group, of two columns: with whole groups of one column a token would bring twice the words back from shared
@@ -14,16 +12,12 @@
 // Why      16 columns a block: 48 heads of 128 are 384 blocks of 4 warps, which spread over 132 multiprocessors to
 //          within 3 % of even; 32 columns leave a quarter of them idle.
 // Source   the order of every sum is that of `ops.Kernels.gdn`
-#include "ahead.cuh"
 #include "gdn_window.cuh"
-
-#ifndef TOKENS
-#define TOKENS 16
-#endif
 
 constexpr int GROUPS = 8;
 constexpr int ROWS = D / GROUPS;
 constexpr int COLUMNS = 16;
+constexpr int TOKENS = 16;
 constexpr int SCAN_THREADS = GROUPS * COLUMNS;
 
 // Shared memory of a scan block. A group's rows are followed by a gap, so that the eight groups of a column lie in
@@ -36,19 +30,13 @@ struct Shape {
         float q[TOKENS][VECTOR], k[TOKENS][VECTOR], v[TOKENS][COLUMNS], decay[TOKENS], beta[TOKENS];
     };
     static constexpr int TILE_FLOATS = sizeof(Tile) / 4;
-    static constexpr int PASSAGE = GROUPS * STATE_GROUP > TILE_FLOATS ? GROUPS * STATE_GROUP : TILE_FLOATS;
+    static_assert(GROUPS * STATE_GROUP <= TILE_FLOATS, "the state passes through the memory of a tile");
 };
 
 // What a block works on.
 struct Work {
     const float *c, *decay, *beta;  // of gdn_inputs
     int channels, key_heads, value_heads, head, key_head, column;
-};
-
-// What a window's block convolves from.
-struct Raw {
-    Window window;
-    const float *b, *a, *w_a, *w_dt;
 };
 
 // Where element x of a vector lies in a tile.
@@ -81,32 +69,6 @@ DEVICE void load_tile(Shape::Tile& tile, const Work& g, int first, int end) {
     copies_commit();
 }
 static_assert(SCAN_THREADS >= TOKENS * (COLUMNS / 4), "a tile's values are a copy of a thread at most");
-
-// Convolve the tokens from `first` into a tile: a warp takes the query, the key, or the values and gates of a token.
-DEVICE void convolve_tile(Shape::Tile& tile, const Work& g, const Raw& raw, int first, int end) {
-    const int lane = threadIdx.x & 31, n = min(TOKENS, end - first);
-    for (int e = threadIdx.x >> 5; e < 3 * n; e += SCAN_THREADS / 32) {
-        const int t = e / 3, part = e % 3, row = first + t;
-        if (part < 2) {
-            const int channel = (part ? g.key_heads + g.key_head : g.key_head) * D;
-            float v[PARTS], *to = part ? tile.k[t] : tile.q[t];
-            convolve(raw.window, row, channel + lane, v);
-            make_unit(v, part ? 1.0f : query_scale());
-#pragma unroll
-            for (int m = 0; m < PARTS; m++) to[place_of(lane + 32 * m)] = v[m];
-            continue;
-        }
-        const long long at = static_cast<long long>(row) * g.value_heads + g.head;
-        if (lane < COLUMNS) {
-            float v[1];
-            convolve(raw.window, row, (2 * g.key_heads + g.head) * D + g.column + lane, v);
-            tile.v[t][lane] = v[0];
-        }
-        if (lane == COLUMNS) tile.decay[t] = decay_of(raw.w_a[g.head], raw.a[at], raw.w_dt[g.head]);
-        if (lane == COLUMNS + 1) tile.beta[t] = sigmoid_f32(raw.b[at]);
-    }
-    copies_commit();
-}
 
 // A thread's part of the state: M rows of each of its chains, of two columns. Lane bit 0 is which two chains of the four,
 // bits 1 to 3 are the group; the rest is which two columns. Register column c is column c ^ half, so that what a lane
@@ -223,7 +185,7 @@ DEVICE Work work_of(const float* c, const float* decay, const float* beta, int k
 // All tokens of a segment; `fill(tile, first)` brings those from `first` to a tile, and commits its copies.
 template <class Fill>
 DEVICE void scan(const Work& g, const Segment& seg, float* state, float* o, const Fill& fill) {
-    __shared__ __align__(16) float memory[Shape::TILE_FLOATS + Shape::PASSAGE];
+    __shared__ __align__(16) float memory[2 * Shape::TILE_FLOATS];
     __shared__ __align__(16) float out[2][TOKENS][COLUMNS];
     Shape::Tile* tiles = reinterpret_cast<Shape::Tile*>(memory);
     const int tid = threadIdx.x;
@@ -290,12 +252,6 @@ struct Load {
     DEVICE void operator()(Shape::Tile& tile, int first) const { load_tile(tile, g, first, end); }
 };
 
-struct Convolve {
-    const Work& g;
-    const Raw& raw;
-    DEVICE void operator()(Shape::Tile& tile, int first) const { convolve_tile(tile, g, raw, first, raw.window.s.end); }
-};
-
 KERNEL void __launch_bounds__(SCAN_THREADS, 4)
     gdn_scan(const float* c, const float* decay, const float* beta, const float* p, float* conv, float* state,
              const int* segments, float* o, int key_heads, int value_heads) {
@@ -312,18 +268,4 @@ KERNEL void __launch_bounds__(SCAN_THREADS, 4)
     float kept[TAPS - 1][1];
     window.last(kept, channel);
     window.keep(conv, channel, kept);
-}
-
-KERNEL void __launch_bounds__(SCAN_THREADS, TOKENS < 8 ? 8 : 4)
-    gdn_window(const float* p, const float* conv_w, const float* conv, const float* b, const float* a, const float* w_a,
-               const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads, int n,
-               PARAMETER Ahead ahead) {
-    if (blockIdx.z >= n) {  // after the blocks of the n segments: bring what the product to come will read
-        bring(ahead, ((blockIdx.z - n) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x);
-        return;
-    }
-    const Work g = work_of(nullptr, nullptr, nullptr, key_heads, value_heads);
-    const Segment seg = segment_at(segments, blockIdx.z);
-    const Raw raw = {Window::of(p, conv_w, conv, g.channels, seg), b, a, w_a, w_dt};
-    scan(g, seg, state, o, Convolve{g, raw});
 }

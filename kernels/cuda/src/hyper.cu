@@ -69,14 +69,17 @@ KERNEL void __launch_bounds__(LANES)
 #ifdef INPUT_ORDER
     const int lane = threadIdx.x & 31;
     const long long first = (row * width + threadIdx.x) / 32;  // n = PER_THREAD here
+    const LaneScales<PER_THREAD> scales(v);
+#pragma unroll
+    for (int h = 0; h < scales.HELD; h++)
+        if (lane + 32 * h < PER_THREAD) d[first + (lane + 32 * h) * (LANES / 32)] = scales.d[h];
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) {
-        const LaneQuantized each = quantize_lane(v[i]);
         const long long block = first + i * (LANES / 32);
-        q[32 * block + place_in_block<INPUT_ORDER>(lane)] = (u8)each.q;
-        if (lane == 0) d[block] = each.d;
+        const int each = scales.quantized(v[i], i);
+        q[32 * block + place_in_block<INPUT_ORDER>(lane)] = (u8)each;
 #if SUMS
-        const int sum = sum_of_group<SUMS>(each.q);
+        const int sum = sum_of_group<SUMS>(each);
         if (lane % SUMS == 0) sums[block * (32 / SUMS) + lane / SUMS] = (float)sum;
 #endif
     }

@@ -24,6 +24,7 @@ constexpr int SPAN_TERMS = PER_SPAN * (1 + F::OFFSET);
 
 #if FUSED
 static_assert(STREAMS * LANES == THREADS, "a thread is a chain of a stream");
+static_assert(PER_THREAD <= 32, "a lane has the scale of one block");
 #endif
 
 // Shared memory, in bytes from its beginning. hyper.py computes the same.
@@ -44,6 +45,7 @@ struct Parts {
 
 DEVICE void copy_bytes(u8* to, const u8* from, int bytes) {  // 16 at a time, from any address; the shift stays
     const int shift = (int)((u64)from & 15);
+#pragma unroll 1
     for (int i = 16 * threadIdx.x; i < shift + bytes; i += 16 * THREADS) copy16(to + i, from - shift + i);
 }
 
@@ -163,14 +165,14 @@ struct Values {
     // A warp's 32 values of one i are a block.
     DEVICE void quantize(u8* memory, const Parts& at) const {
         const int lane = threadIdx.x & 31, first = (threadIdx.x / LANES * PER_THREAD * LANES + threadIdx.x % LANES) & ~31;
+        const LaneScales<PER_THREAD> scales(v);
+        if (lane < PER_THREAD) ((float*)(memory + at.scales))[(first + lane * LANES) / 32] = scales.d[0];
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) {
-            const int block = (first + i * LANES) / 32;
-            const LaneQuantized q = quantize_lane(v[i]);
-            memory[at.inputs + 32 * block + place_in_block<F::ORDER>(lane)] = (u8)q.q;
-            if (lane == 0) ((float*)(memory + at.scales))[block] = q.d;
+            const int block = (first + i * LANES) / 32, q = scales.quantized(v[i], i);
+            memory[at.inputs + 32 * block + place_in_block<F::ORDER>(lane)] = (u8)q;
             if (!F::OFFSET) continue;
-            const int sum = sum_of_group<F::GROUP>(q.q);
+            const int sum = sum_of_group<F::GROUP>(q);
             if (lane % F::GROUP == 0) ((float*)(memory + at.sums))[block * PER_SPAN + lane / F::GROUP] = (float)sum;
         }
     }

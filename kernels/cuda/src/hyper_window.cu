@@ -71,10 +71,10 @@ DEVICE float row_product(const Codes& codes, const u8* q, const float* d, const 
     }
     float acc = 0.0f;
 #pragma unroll
-    for (int g = 0; g < 4 * SPANS; g++) {
-        if (g >= spans) break;
-        acc = fmaf(__shfl_sync(ALL, term[g / 4], g & 3, 4), d[g], acc);
-        if (F::OFFSET) acc = fmaf(__shfl_sync(ALL, shift[g / 4], g & 3, 4), d[g], acc);
+    for (int g = 0; g < 4 * SPANS; g++) {  // no branch: the exchanges are under way together
+        const float next = __shfl_sync(ALL, term[g / 4], g & 3, 4), after = F::OFFSET ? __shfl_sync(ALL, shift[g / 4], g & 3, 4) : 0.0f;
+        const float scale = d[min(g, spans - 1)], sum = fmaf(next, scale, acc);
+        acc = g < spans ? F::OFFSET ? fmaf(after, scale, sum) : sum : acc;
     }
     return acc;
 }
@@ -88,6 +88,7 @@ DEVICE void make_beta(const float* normed, const float* inject, float* beta, int
     if (works) {
         const float* x = normed + static_cast<long long>(mine / STREAMS) * cols + j;
         const float* w = inject + static_cast<long long>(mine % STREAMS) * cols + j;
+#pragma unroll 1
         for (int first = 0; first < cols; first += BATCH * LANES) {
             float a[BATCH], b[BATCH];
 #pragma unroll
@@ -137,6 +138,7 @@ KERNEL void __launch_bounds__(THREADS)
     for (int c = 0; c < STREAMS; c++) {
         const u8* from = up + (static_cast<long long>(c) * width + first) * row_bytes;
         const int shift = (int)((u64)from & 15);
+#pragma unroll 1
         for (int i = 16 * tid; i < shift + ELEMENTS * row_bytes; i += 16 * THREADS)
             copy16(memory + c * at.stream + i, from - shift + i);
     }

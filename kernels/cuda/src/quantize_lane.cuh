@@ -1,19 +1,30 @@
-// `quantize` of ops.py by a warp that holds a block of 32 inputs, one a lane: int8 to its place in the order of a format.
+// `quantize` of ops.py by a warp that holds blocks of 32 inputs, one of each a lane: int8 to the order of a format.
 //
 // quantize.cuh does the same with eight inputs a lane. Needs rows.cuh and the orders of formats.cuh.
 #pragma once
 
-struct LaneQuantized {
-    int q;
-    float d;  // scale of the block
-};
+// The scales of N blocks, v[i] the lane's input of block i. Lane l divides for block l (and l + 32), all at once.
+template <int N>
+struct LaneScales {
+    enum { HELD = (N + 31) / 32 };
+    float d[HELD], inv[HELD];  // lane l: of block l, l + 32
 
-DEVICE LaneQuantized quantize_lane(float v) {
-    const float amax = __uint_as_float(warp_max(__float_as_uint(fabsf(v))));
-    const bool tiny = amax < 1e-30f;
-    const float inv = tiny ? 0.0f : 127.0f / amax;
-    return {(int)rintf(v * inv), tiny ? 0.0f : amax / 127.0f};
-}
+    DEVICE explicit LaneScales(const float (&v)[N]) {
+        float amax[HELD] = {};
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const u32 most = warp_max(__float_as_uint(fabsf(v[i])));  // ordered as the floats are
+            if ((threadIdx.x & 31) == (i & 31)) amax[i / 32] = __uint_as_float(most);
+        }
+#pragma unroll
+        for (int h = 0; h < HELD; h++) {
+            const bool tiny = amax[h] < 1e-30f;
+            inv[h] = tiny ? 0.0f : 127.0f / amax[h];
+            d[h] = tiny ? 0.0f : amax[h] / 127.0f;
+        }
+    }
+    DEVICE int quantized(float v, int i) const { return (int)rintf(v * __shfl_sync(ALL, inv[i / 32], i & 31)); }
+};
 
 // Where input e (0..31) of a block lies among the block's bytes.
 template <int ORDER>

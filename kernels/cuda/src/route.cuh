@@ -35,10 +35,15 @@ DEVICE Best best_of_lane(const u32 (&keys)[PER_LANE], int lane) {
 // experts and weights: `used` of them, of this row. The logits may be what other blocks of the launch wrote.
 DEVICE void pick(const float* logits, int n_experts, int used, int* experts, float* weights) {
     const int lane = threadIdx.x & 31;
+    float logit[PER_LANE];  // all on their way together: a load that depends on a condition waits for the one before
     u32 keys[PER_LANE];
 #pragma unroll
-    for (int m = 0; m < PER_LANE; m++)
-        keys[m] = lane + 32 * m < n_experts ? ordered(read_early(logits + lane + 32 * m)) : 0;
+    for (int m = 0; m < PER_LANE; m++) logit[m] = read_early(logits + min(lane + 32 * m, n_experts - 1));
+#pragma unroll
+    for (int m = 0; m < PER_LANE; m++) {
+        const u32 key = ordered(logit[m]);
+        keys[m] = lane + 32 * m < n_experts ? key : 0;
+    }
     Best own = best_of_lane(keys, lane);
     u32 best[2] = {0, 0};  // keys of the lane's ranks
     int picked[2] = {0, 0};

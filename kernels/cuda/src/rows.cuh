@@ -57,9 +57,8 @@ DEVICE u32 warp_min(u32 v) {
 
 // A word that is ordered as the float is: 0 below everything, -0 like 0, NaN above everything.
 DEVICE u32 ordered(float x) {
-    if (x != x) return ALL;
-    const u32 bits = __float_as_uint(x + 0.0f);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    const u32 bits = __float_as_uint(x + 0.0f), flip = static_cast<u32>(static_cast<int>(bits) >> 31) | 0x80000000u;
+    return x != x ? ALL : bits ^ flip;
 }
 
 DEVICE float from_ordered(u32 key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
