@@ -118,6 +118,11 @@ struct Loader {
     }
 };
 
+// What a thread reads of a step.
+struct Words {
+    float w[R], x[C];
+};
+
 // What a thread is and what it has.
 struct Thread {
     enum { W_PITCH = STEP * TYPE::BYTES, X_PITCH = STEP * 4 };
@@ -147,17 +152,20 @@ struct Thread {
         for (int o = 0; o < R * C; o++) p[o] = 0.0f;
     }
 
-    // One step of 128 columns. A chain that has no element here is left alone: adding 0 * 0 would turn a -0 into 0.
-    DEVICE void step(const u8* ws, const u8* x) {
-        float xs[C];
+    DEVICE Words read(const u8* ws, const u8* x) const {
+        Words words;
 #pragma unroll
-        for (int c = 0; c < C; c++) xs[c] = *(const float*)(x + from_x + c * X_PITCH);
+        for (int c = 0; c < C; c++) words.x[c] = *(const float*)(x + from_x + c * X_PITCH);
 #pragma unroll
-        for (int r = 0; r < R; r++) {
-            const float weight = TYPE::load1(ws + from_w[r]);
+        for (int r = 0; r < R; r++) words.w[r] = TYPE::load1(ws + from_w[r]);
+        return words;
+    }
+
+    DEVICE void add(const Words& words) {
 #pragma unroll
-            for (int c = 0; c < C; c++) p[r * C + c] = fmaf(weight, xs[c], p[r * C + c]);
-        }
+        for (int r = 0; r < R; r++)
+#pragma unroll
+            for (int c = 0; c < C; c++) p[r * C + c] = fmaf(words.w[r], words.x[c], p[r * C + c]);
     }
 
     // A fold of the chains 16 * APART apart.
@@ -251,27 +259,39 @@ KERNEL __launch_bounds__(THREADS, 1) void lanes_prompt(PARAMETER Arguments a) {
         copies_commit();
     };
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) load();
+    for (int s = 0; s < STAGES; s++) load();
+    copies_wait<STAGES - 1>();
+    __syncthreads();
 
+    // The words of a step are read while the one before it is computed. When the last step of a stage is in registers, the
+    // next stage is waited for, and the stage's place in the ring is free.
     Thread t;
+    auto read = [&](int slot, int stage, int step) {
+        const u8* ws = memory + slot * SLOT;
+        const u8* xs = RESIDENT ? inputs + stage * STEPS * X_STEP : ws + STEPS * W_STEP;
+        return t.read(ws + step * W_STEP, xs + step * X_STEP);
+    };
+    Words now = read(0, 0, 0);
     for (int tile = 0, slot = 0; tile < tiles; tile++) {
         t.clear();
 #pragma unroll 1
         for (int s = 0; s < stages; s++) {
-            copies_wait<STAGES - 2>();
-            __syncthreads();
-            load();
-            const u8* ws = memory + slot * SLOT;
-            const u8* xs = RESIDENT ? inputs + s * STEPS * X_STEP : ws + STEPS * W_STEP;
-            if (a.cols - s * WIDTH >= WIDTH) {
 #pragma unroll
-                for (int u = 0; u < STEPS; u++) t.step(ws + u * W_STEP, xs + u * X_STEP);
-            } else {
-#pragma unroll 1
-                for (int u = 0; u < STEPS; u++)
-                    if (t.chain < a.cols - s * WIDTH - u * STEP) t.step(ws + u * W_STEP, xs + u * X_STEP);
+            for (int u = 0; u < STEPS; u++) {
+                Words next;
+                if (u + 1 < STEPS) {
+                    next = read(slot, s, u + 1);
+                } else {
+                    if (++slot == STAGES) slot = 0;
+                    copies_wait<STAGES - 2>();
+                    __syncthreads();
+                    load();
+                    next = read(slot, s + 1 < stages ? s + 1 : 0, 0);
+                }
+                // A chain that has no element here is left alone: adding 0 * 0 would turn a -0 into 0.
+                if (t.chain < a.cols - s * WIDTH - u * STEP) t.add(now);
+                now = next;
             }
-            if (++slot == STAGES) slot = 0;
         }
         __syncwarp();
         t.fold();
