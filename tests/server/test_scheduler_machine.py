@@ -176,7 +176,7 @@ def test_soak_of_the_state_machine():
     run_state_machine_as_test(
         Conversation,
         settings=settings(
-            max_examples=20_000, stateful_step_count=150, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=10_000, stateful_step_count=150, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from pathlib import Path
 
 import pytest
 from strata_test_scheduling import World, done
@@ -33,6 +34,9 @@ from strata.server.job import Job, Phase, State
 from strata.server.scheduler import Engine, Facts
 from strata.server.slots import Use
 from strata.server.turns import Rules
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "scheduling.md"
 
 
 def two(n_slots: int = 2, **facts: object) -> World:
@@ -737,3 +741,8 @@ def test_requests_that_continue_do_not_fill_the_queue():
     world.arrive(3, 20)
     with pytest.raises(Exception, match="max_queue is 1"):
         world.arrive(4, 20)
+
+
+def test_every_state_is_on_the_page():
+    page = PAGE.read_text()
+    assert all(page.count(state.name) > 2 for state in State) and all(f"| {use.value} |" in page for use in Use)
