@@ -328,6 +328,29 @@ def replies(lengths: dict[int, int], **fields: object) -> tuple[Reply, ...]:
     return tuple(Reply(match=rf"^{k}\b", steps=[Step(tokens=answer(k, n))], **fields) for k, n in lengths.items())
 
 
+def two(n_slots: int = 2, **facts: object) -> World:
+    return World().up(n_slots, **facts)
+
+
+def both_in_slots(world: World, max_new: int = 100) -> tuple[Job, Job]:
+    """The first request moved from the solo path to slot 0 after two tokens, the second was admitted to slot 1."""
+    a = world.arrive(1, 30, max_new)
+    world.read(30, 100, 101)
+    b = world.arrive(2, 25, max_new)
+    world.line(done(2, "cancel", 30))
+    world.admitted(0, 32, 102, reused=31)
+    world.admitted(1, 25, 200)
+    assert (a.state, b.state, a.slot, b.slot) == (State.SLOT, State.SLOT, 0, 1)
+    world.take_sent()
+    return a, b
+
+
+def left_alone(world: World, n_left: int = 90) -> Job:
+    a, _ = both_in_slots(world, max_new=n_left + 4)
+    world.line(SlotDone(1, 1, "stop", 1.0))
+    return a
+
+
 __all__ = [
     "END_ID",
     "EngineWorld",
@@ -336,6 +359,9 @@ __all__ = [
     "Numbers",
     "World",
     "answer",
+    "both_in_slots",
     "done",
+    "left_alone",
     "replies",
+    "two",
 ]
