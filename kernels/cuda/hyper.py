@@ -52,11 +52,13 @@ def hyper_mix(
         check(x=(x, "n C H", F32), beta=(added[0], "n C", F32), y=(added[1], "n H", F32))
     u = workspace.array((n, width))
     beta = None if hc.inject is None else workspace.array((n, streams))
+    whole = 0 < n <= rows_at_once and hyper_window.takes(hc, n, streams, width)
+    forms = hyper_window.leave_forms(workspace, u) if whole else np.zeros((), hyper_window.FORMS)
     for begin in range(0, n, rows_at_once):
         rows = slice(begin, min(begin + rows_at_once, n))
         before = None if added is None else (added[0][rows], added[1][rows])
         with workspace.scratch():
-            _mix(workspace, x[rows], hc, eps, before, u[rows], None if beta is None else beta[rows], hint)
+            _mix(workspace, x[rows], hc, eps, before, u[rows], None if beta is None else beta[rows], forms, hint)
     return u, beta
 
 
@@ -68,12 +70,13 @@ def _mix(
     added: Added | None,
     u: DeviceArray,
     beta: DeviceArray | None,
+    forms: np.ndarray,
     hint: np.ndarray,
 ) -> None:
     """One batch of rows, into u and beta."""
     n, streams, width = x.shape
     if hyper_window.takes(hc, n, streams, width):
-        hyper_window.mix(workspace, x, hc, eps, added, u, beta, hint)
+        hyper_window.mix(workspace, x, hc, eps, added, u, beta, forms, hint)
         return
     scale = F32(1) / F32(streams)
     normed, _ = hyper_window.norm_streams(workspace, x, hc, eps, added, hint)

@@ -42,6 +42,7 @@ class Workspace:
         self._memory = memory
         self._used = 0
         self._peak = 0
+        self._left: dict[int, tuple[int, object]] = {}
 
     @property
     def capacity(self) -> int:
@@ -87,6 +88,18 @@ class Workspace:
             array.set(np.ascontiguousarray(host))
         return array
 
+    def leave(self, array: DeviceArray, beside: object) -> None:
+        """Note what the maker of an array of this workspace left beside it for its readers; until it is given back."""
+        self._left[self._place(array)] = array.nbytes, beside
+
+    def left(self, array: DeviceArray) -> object | None:
+        """What was left beside just this array."""
+        nbytes, beside = self._left.get(self._place(array), (0, None))
+        return beside if nbytes == array.nbytes else None
+
+    def _place(self, array: DeviceArray) -> int:
+        return _address(array) - _address(self._memory)
+
     def mark(self) -> int:
         """The place to come back to."""
         return self._used
@@ -96,6 +109,8 @@ class Workspace:
         if not 0 <= mark <= self._used:
             raise ValueError(f"mark {mark} is not in use: {self._used} bytes are handed out")
         self._used = mark
+        for place in [place for place in self._left if place >= mark]:
+            del self._left[place]
 
     @contextmanager
     def scratch(self) -> Iterator[None]:
@@ -105,3 +120,7 @@ class Workspace:
             yield
         finally:
             self.release(mark)
+
+
+def _address(array: DeviceArray) -> int:
+    return int(array.ctypes.data) if isinstance(array, np.ndarray) else int(array.data.ptr)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from strata.kernels import cpu
-from strata.kernels.cuda import hyper_window
+from strata.kernels.cuda import hyper_window, plans, product
 from strata.kernels.cuda.hyper import hyper_add, hyper_mix
-from strata.kernels.formats import Weight
+from strata.kernels.formats import BY_NAME, Weight
 from strata.kernels.ops import Hyper
 
 EPS = 1e-6
@@ -21,7 +21,7 @@ WINDOWS = [
     (8, 2, 64, 160, "Q5_1"),
     (9, 2, 64, 160, "Q5_1"),
     (16, 4, 32, 64, "Q2_0"),
-    (3, 4, 48, 288, "IQ4_NL"),
+    (3, 4, 64, 288, "IQ4_NL"),
 ]
 
 
@@ -111,3 +111,18 @@ def test_a_windows_mix_in_few_launches_is_add_then_mix(
     same_bits(target.host(on_device), x)
     if inject:
         same_bits(target.host(made), want_beta)
+
+
+@pytest.mark.parametrize("kind", ["Q6_K", "Q2_K", "Q4_K", "IQ3_S", "Q4_0", "Q2_0"])
+def test_what_a_windows_mix_leaves_for_products_is_its_result_quantised(target, same_bits, random_weight, kind):
+    space, hc = target.workspace(16), target.put(case(random_weight, 4, 64, 32, "Q8_0", True))
+    u, _ = hyper_mix(space, target.put(streams(3, 4, 64)), hc, EPS, 64)
+    type_ = BY_NAME[kind]
+    known, want = space.left(u)[plans.order(type_), type_.sums], product.quantize(space, u, type_)
+    for got, wanted in ((known.q, want.q), (known.d, want.d), (known.sums, want.sums)):
+        assert (got is None) == (wanted is None)
+        if got is not None:
+            same_bits(target.host(got), target.host(wanted))
+    assert space.left(u[:2]) is None
+    space.release(0)
+    assert space.left(u) is None
