@@ -64,24 +64,24 @@ def kernels_of(cuts: tuple[Cut, ...], only: set[str]) -> Kernels:
     """(source, name, constants) of the prompt kernels that will be asked for, beside the small ones."""
     card, found = cards.card(), set()
 
-    def add(kind: str, mode: str, rows: tuple[int, ...], n: int, cut: Cut | None) -> None:
+    def add(kind: str, mode: str, rows: int, cols: int, n: int, cut: Cut | None) -> None:
         t = BY_NAME[kind]
-        plan = fitted(card, t, cut) if cut else prompt_plan(card, t, mode, rows, n)
+        plan = fitted(card, t, cut) if cut else prompt_plan(card, t, mode, (rows,), cols, n)
         if plan:
             constants = plan.constants(t, mode, BY_NAME[EXPERT_TYPES[1]] if mode == GATE_UP else None)
             found.add(("product_prompt.cu", "product_prompt", tuple(sorted(constants.items()))))
 
     for n in ROWS:
         if "dense" in only:
-            for kind, rows, _ in DENSE_SHAPES:
-                add(kind, DENSE, (rows,), n, None)
+            for kind, rows, cols in DENSE_SHAPES:
+                add(kind, DENSE, rows, cols, n, None)
             for swept in cuts:
-                for kind, rows, _ in SWEPT:
-                    add(kind, DENSE, (rows,), n, swept)
+                for kind, rows, cols in SWEPT:
+                    add(kind, DENSE, rows, cols, n, swept)
         if "experts" in only:
             for cut in (None, *cuts):
-                add(EXPERT_TYPES[0], GATE_UP, (INNER,), expected(n * USED, EXPERTS), cut)
-                add(EXPERT_TYPES[1], PAIRS, (HIDDEN,), expected(n * USED, EXPERTS), cut)
+                add(EXPERT_TYPES[0], GATE_UP, INNER, HIDDEN, expected(n * USED, EXPERTS), cut)
+                add(EXPERT_TYPES[1], PAIRS, HIDDEN, INNER, expected(n * USED, EXPERTS), cut)
     for kind in dict.fromkeys(kind for kind, _, _ in DENSE_SHAPES):
         sums = BY_NAME[kind].group if BY_NAME[kind].has_offset else 0
         found.add(("quantize.cu", "quantize", (("INPUT_ORDER", order(BY_NAME[kind])), ("SUMS", sums))))

@@ -270,7 +270,7 @@ class _Part:
         plan = None
         if not kind.is_float:
             each = prompt_plans.expected(self.pairs, bank.experts)
-            plan = prompt_plans.prompt_plan(cards.card(), kind, mode, (bank.rows,), each)
+            plan = prompt_plans.prompt_plan(cards.card(), kind, mode, (bank.rows,), bank.cols, each)
         columns = lanes.TILE if plan is None else plan.cut.columns
         if columns not in groups:
             groups[columns] = group_rows(self.workspace, self.ids, bank.experts, columns)
@@ -285,11 +285,10 @@ class _Part:
             return
         made = inputs.of(kind)
         after = {"next_d": made_for[1].d, "next_sums": made_for[1].sums} if made_for else {}
-        arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, **common, **after)
-        rows = plan.cut.rows
-        tiles = enter_matrices(arguments, matrices, rows // 2 if mode == GATE_UP else rows)
-        arguments["row_tiles"] = tiles
-        blocks = tiles * len(tile_list)
+        arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, run=plan.run, **common, **after)
+        runs = enter_matrices(arguments, matrices, plan.rows_of_a_run(mode))
+        arguments["row_tiles"] = runs
+        blocks = runs * len(tile_list)
         constants = plan.constants(kind, mode, made_for[0] if made_for else None)
         run("product_prompt", constants, blocks, plan.cut.threads, arguments, plan.shared)
 

@@ -230,12 +230,12 @@ def _prompt(
     if kind.is_float:
         launch_prompt(kind, DENSE, n, matrices, x=x, join=join, n=n, divide=1, cols=cols)
         return
-    plan = prompt_plans.prompt_plan(cards.card(), kind, DENSE, tuple(w.rows for w in weights), n)
+    plan = prompt_plans.prompt_plan(cards.card(), kind, DENSE, tuple(w.rows for w in weights), cols, n)
     made = inputs.of(kind)
-    arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, join=join, n=n, divide=1, cols=cols)
-    tiles = enter_matrices(arguments, matrices, plan.cut.rows)
-    arguments["row_tiles"] = tiles
-    blocks = tiles * -(-n // plan.cut.columns)
+    arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, join=join, n=n, divide=1, cols=cols, run=plan.run)
+    runs = enter_matrices(arguments, matrices, plan.rows_of_a_run(DENSE))
+    arguments["row_tiles"] = runs
+    blocks = runs * -(-n // plan.cut.columns)
     run("product_prompt", plan.constants(kind, DENSE), blocks, plan.cut.threads, arguments, plan.shared)
 
 

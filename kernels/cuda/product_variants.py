@@ -69,7 +69,7 @@ def _blocks(
             yield "product_window.cu", plan.constants(kind, mode)
         if mode != DOWN:
             for n in PROMPTS:
-                tile = prompt_plans.prompt_plan(card, kind, mode, (512,), n)
+                tile = prompt_plans.prompt_plan(card, kind, mode, (512,), 256, n)
                 yield "product_prompt.cu", tile.constants(kind, mode)
                 if mode == GATE_UP:
                     yield "product_prompt.cu", tile.constants(kind, mode, kind)

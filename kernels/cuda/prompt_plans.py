@@ -1,6 +1,6 @@
 """How a product with many rows is cut for a card: constants of product_prompt.cu, shared memory. Pure functions.
 
-    prompt_plan(card, kind, mode, rows, n)     the cheapest of CUTS for these matrices and rows
+    prompt_plan(card, kind, mode, rows, cols, n)     the cheapest of CUTS for these matrices and rows
 
 No plan changes a bit of the result: an output's sum has the order of the row, whoever computes it.
 Errors   ValueError when no cut fits the card's shared memory
@@ -9,7 +9,7 @@ Errors   ValueError when no cut fits the card's shared memory
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -19,6 +19,15 @@ from strata.kernels.formats import TensorType
 
 STEP: Final = 128
 """Columns of a step of a tile."""
+CHUNKS: Final = (2, 1)
+"""Chunks of raw bytes that a block may hold, the most first."""
+RUNS: Final = (1, 2, 3, 4, 6, 8)
+"""Tiles of a block that are tried. Of GATE_UP it has one: the results take the place of the operands."""
+LONG_RUN: Final = 2048
+"""Columns of all tiles of a block together that hide its beginning, for experts."""
+OF_A_RESULT: Final = 40
+"""What storing a result takes, and OF_A_BLOCK what its beginning does, in multiply-adds of a multiprocessor."""
+OF_A_BLOCK: Final = 2_000_000
 _RESERVED: Final = 1024
 """Bytes of a multiprocessor's shared memory that each block takes beside its own."""
 
@@ -62,12 +71,14 @@ CUTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """A cut · chunks of raw bytes held at once · copies of the table · bytes of shared memory."""
+    """A cut · chunks of raw bytes held at once · copies of the table · bytes of shared memory · tiles of a block, one
+    below the other."""
 
     cut: Cut
     chunks: int
     copies: int
     shared: int
+    run: int = 1
 
     def constants(self, kind: TensorType, mode: str, made_for: TensorType | None = None) -> dict[str, int | str]:
         """Macros of product_prompt.cu; SHARED is checked there against its own layout. made_for: the type for which
@@ -87,9 +98,9 @@ class PromptPlan:
             constants |= {"NEXT_ORDER": order(made_for), "NEXT_SUMS": made_for.sums}
         return constants
 
-    def row_tiles(self, mode: str, rows: int) -> int:
-        """Tiles of a matrix; of the pair, for GATE_UP."""
-        return -(-rows // (self.cut.rows // 2 if mode == GATE_UP else self.cut.rows))
+    def rows_of_a_run(self, mode: str) -> int:
+        """Rows of a matrix that a block computes; of each of the pair, for GATE_UP."""
+        return self.run * (self.cut.rows // 2 if mode == GATE_UP else self.cut.rows)
 
 
 def _shared(kind: TensorType, cut: Cut, chunks: int, copies: int) -> int:
@@ -105,7 +116,7 @@ def fitted(card: Card, kind: TensorType, cut: Cut) -> PromptPlan | None:
     """A cut with two chunks, or one, and as many copies of the type's table as there is room for; None when it does not
     fit."""
     limit = min(card.shared_block, card.shared_multiprocessor // cut.blocks - _RESERVED)
-    for chunks in (2, 1):
+    for chunks in CHUNKS:
         bare = _shared(kind, cut, chunks, 1)
         if bare <= limit:
             copies = table_copies(kind, limit - bare + table_bytes(kind))
@@ -113,11 +124,11 @@ def fitted(card: Card, kind: TensorType, cut: Cut) -> PromptPlan | None:
     return None
 
 
-def _cost(plan: PromptPlan, card: Card, mode: str, rows: tuple[int, ...], n: int) -> float:
-    """Relative time: what the multiprocessor with the most tiles computes."""
-    tiles = sum(plan.row_tiles(mode, r) for r in rows) * -(-n // plan.cut.columns)
-    each = -(-tiles // card.multiprocessors)
-    return each * plan.cut.rows * plan.cut.columns * plan.cut.cost
+def cost(plan: PromptPlan, card: Card, rows: tuple[int, ...], cols: int, n: int) -> float:
+    """Relative time of a DENSE product: what the multiprocessor with the most blocks computes, in multiply-adds."""
+    blocks = sum(-(-r // plan.rows_of_a_run(DENSE)) for r in rows) * -(-n // plan.cut.columns)
+    tile = plan.cut.rows * plan.cut.columns * (cols * plan.cut.cost + OF_A_RESULT)
+    return -(-blocks // card.multiprocessors) * (plan.run * tile + OF_A_BLOCK / plan.cut.blocks)
 
 
 def expected(pairs: int, experts: int) -> int:
@@ -127,13 +138,15 @@ def expected(pairs: int, experts: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def prompt_plan(card: Card, kind: TensorType, mode: str, rows: tuple[int, ...], n: int) -> PromptPlan:
+def prompt_plan(card: Card, kind: TensorType, mode: str, rows: tuple[int, ...], cols: int, n: int) -> PromptPlan:
     """The cheapest of CUTS that fits: rows of each matrix; n activation rows, or rows of an expert to be expected.
     Raises ValueError when none fits."""
     plans = [plan for cut in CUTS if (plan := fitted(card, kind, cut))]
     if not plans:
         raise ValueError(f"no prompt tile of {kind.name} fits the card's {card.shared_block} bytes of shared memory")
     if mode == DENSE:
-        return min(plans, key=lambda plan: _cost(plan, card, mode, rows, n))
+        ways = [replace(plan, run=run) for plan in plans for run in RUNS]
+        return min(ways, key=lambda plan: cost(plan, card, rows, cols, n))
     wide = [plan for plan in plans if plan.cut.columns >= n]
-    return min(wide, key=lambda plan: plan.cut.columns) if wide else plans[0]
+    plan = min(wide, key=lambda plan: plan.cut.columns) if wide else plans[0]
+    return replace(plan, run=1 if mode == GATE_UP else -(-LONG_RUN // cols))

@@ -8,6 +8,9 @@
 // groups of the row one after another: the bits are those of product_window.cu. Activations come quantised (quantize.cu) in
 // the order of the format.
 //
+// A block has a run of tiles, one below the other, for the same columns. Its steps follow each other without a gap: while
+// the last step of a tile is multiplied, the first of the next one is fetched and unpacked.
+//
 // Constants: TYPE a format, BM (64, 128), MT (2, 4), NT, BLOCKS of a multiprocessor, CHUNKS of raw bytes held (1, 2), COPIES
 // of the table, SHARED bytes that prompt_plans.py asks for, and MODE:
 //   DENSE    several matrices of one type with the same input; out (n, rows) each
@@ -28,7 +31,7 @@
 struct Matrix {
     const u8* data;
     float* out;
-    int rows, last_tile;  // tiles of BM rows of this matrix and all before it
+    int rows, last_tile;  // runs of this matrix and all before it
 };
 
 struct Arguments {
@@ -44,13 +47,14 @@ struct Arguments {
     const int* n_tiles;
     float* next_d;       // GATE_UP, quantised: scales and sums beside the int8 in matrix[0].out
     float* next_sums;
-    int n, divide, cols, row_tiles;  // the input of a pair is pair / divide
+    int n, divide, cols, row_tiles, run;  // the input of a pair is pair / divide; runs of all matrices; tiles of a run
 };
 
 typedef TYPE F;
 enum {
     CHUNK_BYTES = 256 / F::BLOCK * F::BYTES,
     PITCH = ((CHUNK_BYTES + 15 + 4 + 15) / 16 | 1) * 16,  // of a row of raw bytes
+    ROWS = MODE == GATE_UP ? BM / 2 : BM,                 // of a tile, of each matrix
     STEP = 128,
     PER_SPAN = 32 / F::GROUP,
     GROUPS = 4 * PER_SPAN,           // of a step
@@ -84,7 +88,7 @@ static_assert(SHARED_BYTES == SHARED, "prompt_plans.py asks for another size tha
 // What a block works on.
 struct Work {
     const u8 *first, *second;
-    int matrix, row, rows;         // first weight row of the block, rows of the matrix
+    int matrix, row, rows, tiles;  // first weight row of the block, rows of the matrix, tiles of the run
     int begin, count;              // columns: activation rows, or places in `order`
 };
 
@@ -107,33 +111,41 @@ DEVICE bool find_work(const Arguments& a, Work& w) {
         w.first = (const u8*)a.first[tile.x];
         w.second = MODE == GATE_UP ? (const u8*)a.second[tile.x] : w.first;
     }
-    w.row = (row_tile - before) * (MODE == GATE_UP ? BM / 2 : BM);
+    w.row = (row_tile - before) * a.run * ROWS;
     w.rows = a.matrix[w.matrix].rows;
+    w.tiles = min(a.run, (w.rows - w.row + ROWS - 1) / ROWS);
     return true;
 }
 
-// Row r of the block's tile. GATE_UP: 16 rows of gate, then the same 16 of up, so that one thread has both.
-DEVICE const u8* row_of(const Work& w, int r, int row_bytes) {
+// A step, or a chunk, of a tile of the run.
+struct Place {
+    int tile, at;
+
+    DEVICE Place after(int length) const { return at + 1 == length ? Place{tile + 1, 0} : Place{tile, at + 1}; }
+};
+
+// Row r of a tile. GATE_UP: 16 rows of gate, then the same 16 of up, so that one thread has both.
+DEVICE const u8* row_of(const Work& w, int tile, int r, int row_bytes) {
     if (MODE == GATE_UP) {
-        const int row = min(w.row + (r >> 5) * 16 + (r & 15), w.rows - 1);
+        const int row = min(w.row + tile * ROWS + (r >> 5) * 16 + (r & 15), w.rows - 1);
         return (r & 16 ? w.second : w.first) + row * (long long)row_bytes;
     }
-    return w.first + min(w.row + r, w.rows - 1) * (long long)row_bytes;
+    return w.first + min(w.row + tile * ROWS + r, w.rows - 1) * (long long)row_bytes;
 }
 
 // Asynchronous copies of the raw bytes of one chunk of all rows; LANES neighbours copy a row, 16 bytes each.
-DEVICE void fetch_rows(u8* raw, const Work& w, int row_bytes, int chunk) {
+DEVICE void fetch_rows(u8* raw, const Work& w, int row_bytes, Place chunk) {
     enum {
         MOST = (CHUNK_BYTES + 30) / 16,
         LANES = MOST <= 8 ? 8 : MOST <= 16 ? 16 : 32,
         AT_ONCE = THREADS / LANES  // rows
     };
-    const int first = threadIdx.x / LANES, piece = 16 * (threadIdx.x % LANES), at = chunk * CHUNK_BYTES;
+    const int first = threadIdx.x / LANES, piece = 16 * (threadIdx.x % LANES), at = chunk.at * CHUNK_BYTES;
     const int bytes = F::BLOCK == 256 ? (int)CHUNK_BYTES : min((int)CHUNK_BYTES, row_bytes - at);
 #pragma unroll
     for (int i = 0; i < BM / AT_ONCE; i++) {
         const int row = first + i * AT_ONCE;
-        const u8* from = row_of(w, row, row_bytes) + at;
+        const u8* from = row_of(w, chunk.tile, row, row_bytes) + at;
         const int shift = (int)((u64)from & 15);
         if (piece < shift + bytes) copy16(raw + row * PITCH + piece, from - shift + piece);
     }
@@ -142,10 +154,10 @@ DEVICE void fetch_rows(u8* raw, const Work& w, int row_bytes, int chunk) {
 // Asynchronous copies of the activations of one step: int8, scales and sums. Past the row's end nothing is copied.
 // `source`: where each column's row begins, in int8. The 32 bytes of span s of column c lie at place s ^ (c & 3), so that
 // neighbouring columns meet different banks. All sources are read before the first copy: a copy behind a read waits for it.
-DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int columns) {
+DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, int columns) {
     enum { QS = BN * 8 / THREADS, AT_ONCE = THREADS / 8, DS = BN * 4 / THREADS, AT_ONCE_D = THREADS / 4 };
     const u32* source = (const u32*)(shared + AT_SOURCE);
-    u8* inputs = shared + AT_INPUTS + (step & 1) * FETCHED;
+    u8* inputs = shared + AT_INPUTS + buffer * FETCHED;
     const int piece = 16 * (threadIdx.x & 7), first = threadIdx.x >> 3, s = threadIdx.x & 3, own = threadIdx.x >> 2;
     u32 begin[QS], begin_d[DS];
 #pragma unroll
@@ -181,14 +193,14 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int columns) 
 
 // Half a chunk of the warp's 16 rows to int8, scales and offsets. The int8 lie as the matrix step wants them: for a span
 // 512 bytes, 16 a lane (the words of rows g and g + 8, twice). Spans past the row's end have codes without meaning, which
-// nobody reads. low, high: address bits of the thread's two rows.
-DEVICE void unpack_step(u8* shared, u32 low, u32 high, int step, Grid grid) {
+// nobody reads. `chunk` of the run, its place in memory. low, high: address bits of the thread's two rows.
+DEVICE void unpack_step(u8* shared, u32 low, u32 high, int step, int chunk, int buffer, Grid grid) {
     const int slab = threadIdx.x >> 5, g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3, upper = 4 * (step & 1);
     const u32 at = (step >> 1) * CHUNK_BYTES;
-    const u8* raw = shared + (CHUNKS == 2 && step & 2 ? BM * PITCH : 0) + (16 * slab + g) * PITCH;
+    const u8* raw = shared + (CHUNKS == 2 && chunk & 1 ? BM * PITCH : 0) + (16 * slab + g) * PITCH;
     const u8* p0 = raw + ((low + at) & 15);
     const u8* p1 = raw + 8 * PITCH + ((high + at) & 15);
-    u8* unpacked = shared + AT_UNPACKED + (step & 1) * UNPACKED;
+    u8* unpacked = shared + AT_UNPACKED + buffer * UNPACKED;
     u8* to = unpacked + slab * (16 * STEP) + (threadIdx.x & 31) * 16;
     uint4 c[4];  // stored at the end: a store between loads would make them again
 #pragma unroll
@@ -255,10 +267,10 @@ struct Span {
 // One step: every group of its spans, in order. EIGHTS: of columns that the warp has. The matrix steps of a unit (a group,
 // eight columns) are under way while the sums of the unit before are added.
 template <int EIGHTS>
-DEVICE void multiply_step(float (&acc)[MT][NT][4], const u8* shared, int step, int spans, int wm, int wn) {
+DEVICE void multiply_step(float (&acc)[MT][NT][4], const u8* shared, int buffer, int spans, int wm, int wn) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    const u8* unpacked = shared + AT_UNPACKED + (step & 1) * UNPACKED;
-    const u8* inputs = shared + AT_INPUTS + (step & 1) * FETCHED;
+    const u8* unpacked = shared + AT_UNPACKED + buffer * UNPACKED;
+    const u8* inputs = shared + AT_INPUTS + buffer * FETCHED;
     const u8* codes = unpacked + MT * wm * (16 * STEP) + lane * 16;
     const float* scales = (const float*)(unpacked + CODES) + MT * wm * 16 + 2 * g;
     const int first = 8 * EIGHTS * wn;
@@ -304,20 +316,21 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const u8* shared, int step, i
 // The same for any number of eights up to EIGHTS.
 template <int EIGHTS>
 struct Steps {
-    DEVICE static void multiply(float (&acc)[MT][NT][4], const u8* shared, int step, int spans, int eights, int wm, int wn) {
-        if (eights == EIGHTS) multiply_step<EIGHTS>(acc, shared, step, spans, wm, wn);
-        else Steps<EIGHTS - 1>::multiply(acc, shared, step, spans, eights, wm, wn);
+    DEVICE static void multiply(float (&acc)[MT][NT][4], const u8* shared, int buffer, int spans, int eights, int wm, int wn) {
+        if (eights == EIGHTS) multiply_step<EIGHTS>(acc, shared, buffer, spans, wm, wn);
+        else Steps<EIGHTS - 1>::multiply(acc, shared, buffer, spans, eights, wm, wn);
     }
 };
 template <>
 struct Steps<1> {
-    DEVICE static void multiply(float (&acc)[MT][NT][4], const u8* shared, int step, int spans, int, int wm, int wn) {
-        multiply_step<1>(acc, shared, step, spans, wm, wn);
+    DEVICE static void multiply(float (&acc)[MT][NT][4], const u8* shared, int buffer, int spans, int, int wm, int wn) {
+        multiply_step<1>(acc, shared, buffer, spans, wm, wn);
     }
 };
 
-DEVICE void store_tile(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, int eights, int wm, int wn) {
+DEVICE void store_tile(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, int tile, int eights, int wm, int wn) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const int first = w.row + tile * ROWS;
     float* out = a.matrix[w.matrix].out;
 #pragma unroll
     for (int j = 0; j < NT; j++) {
@@ -333,7 +346,7 @@ DEVICE void store_tile(const Arguments& a, const float (&acc)[MT][NT][4], const 
                 for (int i = 0; i < 2 * MT; i += 4)
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
-                        const int row = w.row + 8 * (MT * wm + i / 2 + h) + g;
+                        const int row = first + 8 * (MT * wm + i / 2 + h) + g;
                         const float gate = acc[i / 2][j][2 * h + c], up = acc[i / 2 + 1][j][2 * h + c];
                         if (row < w.rows) line[row] = silu_f32(gate) * up;
                     }
@@ -343,7 +356,7 @@ DEVICE void store_tile(const Arguments& a, const float (&acc)[MT][NT][4], const 
             const float weight = joins ? sigmoid_f32(a.join[at]) : 0.0f;
 #pragma unroll
             for (int i = 0; i < 2 * MT; i++) {
-                const int row = w.row + 8 * (2 * MT * wm + i) + g;
+                const int row = first + 8 * (2 * MT * wm + i) + g;
                 const float y = acc[i >> 1][j][2 * (i & 1) + c];
                 if (row < w.rows) line[row] = joins ? fmaf(weight, y, line[row]) : y;
             }
@@ -400,13 +413,16 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     if (!w.first) return;
 
     auto spans_of = [&](int step) { return min(4, a.cols / 32 - 4 * step); };
-    auto fetch_chunk = [&](int chunk) {
-        if (chunk < chunks) fetch_rows(shared + (CHUNKS == 2 && chunk & 1 ? BM * PITCH : 0), w, row_bytes, chunk);
+    Place chunk{0, 0};  // to be fetched
+    int fetched = 0;
+    auto fetch_chunk = [&] {
+        if (chunk.tile < w.tiles)
+            fetch_rows(shared + (CHUNKS == 2 && fetched & 1 ? BM * PITCH : 0), w, row_bytes, chunk);
+        chunk = chunk.after(chunks), fetched++;
     };
-    fetch_chunk(0);
-    if (CHUNKS == 2) fetch_chunk(1);
+    fetch_chunk();
+    if (CHUNKS == 2) fetch_chunk();
     const int my_row = 16 * warp + (lane >> 2);
-    const u32 low = (u32)(u64)row_of(w, my_row, row_bytes), high = (u32)(u64)row_of(w, my_row + 8, row_bytes);
 #if HAS_TABLE
     enum { WORDS = F::LOOK == WORD ? 1 : 2 };
     for (int i = threadIdx.x; i < F::GRID * COPIES; i += THREADS)
@@ -418,24 +434,34 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     __syncthreads();
     const int eights = MODE == DENSE ? (int)NT : (w.count + 8 * WARPS_ACROSS - 1) / (8 * WARPS_ACROSS);
     const int columns = 8 * eights * WARPS_ACROSS;
-    fetch_inputs(shared, a, 0, columns);
+    u32 low, high;
+    auto unpack = [&](Place step, int buffer) {
+        if (step.at == 0) {
+            low = (u32)(u64)row_of(w, step.tile, my_row, row_bytes);
+            high = (u32)(u64)row_of(w, step.tile, my_row + 8, row_bytes);
+        }
+        unpack_step(shared, low, high, step.at, step.tile * chunks + (step.at >> 1), buffer, grid);
+    };
+    fetch_inputs(shared, a, 0, 0, columns);
     copies_commit();
     copies_wait<0>();
     __syncthreads();
-    unpack_step(shared, low, high, 0, grid);
+    unpack(Place{0, 0}, 0);
     __syncthreads();
 
     const bool busy = 8 * eights * wn < w.count;  // a warp whose columns are all past the tile's end only unpacks
     const bool unpacks_first = warp & 4;          // warps w and w + 4 share a scheduler
     float acc[MT][NT][4] = {};
-    for (int step = 0; step < steps; step++) {
-        const int next = step + 1;
-        if (next < steps) fetch_inputs(shared, a, next, columns);
-        if (step & 1) {  // the chunk of the step before is unpacked: its place takes the one after the next
+    int buffer = 0;
+    for (Place here{0, 0}; here.tile < w.tiles; buffer ^= 1) {
+        const Place next = here.after(steps);
+        const bool more = next.tile < w.tiles;
+        if (more) fetch_inputs(shared, a, next.at, buffer ^ 1, columns);
+        if (here.at & 1 || next.at == 0) {  // the chunk of this step is unpacked: its place takes another
             if (CHUNKS == 2) {
-                fetch_chunk((step >> 1) + 2);
-            } else if (next < steps) {
-                fetch_chunk(next >> 1);
+                fetch_chunk();
+            } else if (more) {
+                fetch_chunk();
                 copies_commit();
                 copies_wait<0>();
                 __syncthreads();
@@ -445,18 +471,26 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
 #pragma unroll 1
         for (int part = 0; part < 2; part++) {  // a loop, so that the code is there once
             if ((part == 0) == unpacks_first) {
-                if (next < steps) unpack_step(shared, low, high, next, grid);
+                if (more) unpack(next, buffer ^ 1);
             } else if (busy) {
-                if (MODE == DENSE) multiply_step<NT>(acc, shared, step, spans_of(step), wm, wn);
-                else Steps<NT>::multiply(acc, shared, step, spans_of(step), eights, wm, wn);
+                if (MODE == DENSE) multiply_step<NT>(acc, shared, buffer, spans_of(here.at), wm, wn);
+                else Steps<NT>::multiply(acc, shared, buffer, spans_of(here.at), eights, wm, wn);
             }
         }
+#ifndef NEXT_ORDER
+        if (next.at == 0 && busy) {
+            store_tile(a, acc, w, here.tile, eights, wm, wn);
+#pragma unroll
+            for (int i = 0; i < MT; i++)
+#pragma unroll
+                for (int j = 0; j < NT; j++) acc[i][j][0] = acc[i][j][1] = acc[i][j][2] = acc[i][j][3] = 0.0f;
+        }
+#endif
         copies_wait<0>();
         __syncthreads();
+        here = next;
     }
 #ifdef NEXT_ORDER
-    store_quantized(a, acc, w, (float*)shared, eights, wm, wn);
-#else
-    if (busy) store_tile(a, acc, w, eights, wm, wn);
+    store_quantized(a, acc, w, (float*)shared, eights, wm, wn);  // a run of one tile
 #endif
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from strata.kernels.cuda import prompt_plans
 from strata.kernels.cuda.plans import DENSE, GATE_UP, PAIRS
 from strata.kernels.cuda.product_variants import CARDS
-from strata.kernels.cuda.prompt_plans import CUTS, Cut, expected, fitted, prompt_plan
+from strata.kernels.cuda.prompt_plans import CUTS, RUNS, Cut, cost, expected, fitted, prompt_plan
 from strata.kernels.formats import BY_NAME
 
 TYPES = [t for t in BY_NAME.values() if not t.is_float]
@@ -29,6 +31,18 @@ def test_no_way_to_cut_a_prompt_changes_a_bit(host, random_weight, only_cut, nam
     host.check_linear([random_weight(name, rows, cols)], only_cut.columns + 9)
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("name, cols", [("Q8_0", 32), ("Q8_0", 160), ("Q6_K", 256), ("IQ4_NL", 640)])
+def test_a_run_of_tiles_has_the_bits_of_single_tiles(host, random_weight, monkeypatch, chunks, name, cols):
+    """An odd and an even number of steps and of chunks in a tile; a last run that is shorter, a last tile too."""
+    monkeypatch.setattr(prompt_plans, "CHUNKS", (chunks,))
+    monkeypatch.setattr(prompt_plans, "RUNS", (3,))
+    monkeypatch.setattr(prompt_plans, "CUTS", (Cut(64, 2, 4, 1),))
+    prompt_plan.cache_clear()
+    host.check_linear([random_weight(name, 300, cols), random_weight(name, 40, cols, seed=1)], 40)
+    prompt_plan.cache_clear()
+
+
 @pytest.mark.parametrize("kinds", [("IQ3_S", "IQ3_S", "Q4_1"), ("Q8_0", "Q8_0", "F16"), ("Q6_K", "Q8_0", "Q4_0")])
 def test_no_way_to_cut_the_experts_of_a_prompt_changes_a_bit(host, random_weight, only_cut, kinds):
     shapes = ((96, 256), (96, 256), (256, 96))
@@ -41,22 +55,24 @@ def test_a_prompt_of_any_type_fits_every_card(arch):
     for kind in TYPES:
         for mode in (DENSE, GATE_UP, PAIRS):
             for n in (17, 100, 8192):
-                plan = prompt_plan(CARDS[arch], kind, mode, (320, 4096), n)
+                plan = prompt_plan(CARDS[arch], kind, mode, (320, 4096), 2560, n)
                 assert plan.shared <= CARDS[arch].shared_block
                 assert plan.cut.blocks * (plan.shared + 1024) <= CARDS[arch].shared_multiprocessor
 
 
 @settings(max_examples=200, deadline=None)
-@given(rows=st.lists(st.integers(1, 20000), min_size=1, max_size=8), n=st.integers(17, 10000))
-def test_the_chosen_cut_leaves_no_multiprocessor_with_more_work_than_another_cut_would(rows, n):
-    card, kind = CARDS[90], BY_NAME["Q6_K"]
-    chosen = prompt_plan(card, kind, DENSE, tuple(rows), n)
-
-    def most(plan):
-        tiles = sum(plan.row_tiles(DENSE, r) for r in rows) * -(-n // plan.cut.columns)
-        return -(-tiles // card.multiprocessors) * plan.cut.rows * plan.cut.columns * plan.cut.cost
-
-    assert all(most(chosen) <= most(plan) for cut in CUTS if (plan := fitted(card, kind, cut)))
+@given(
+    rows=st.lists(st.integers(1, 20000), min_size=1, max_size=8),
+    cols=st.integers(1, 40).map(lambda blocks: 256 * blocks),
+    n=st.integers(17, 10000),
+)
+def test_no_other_cut_leaves_less_to_the_multiprocessor_with_the_most_blocks(rows, cols, n):
+    card, kind, sizes = CARDS[90], BY_NAME["Q6_K"], (tuple(rows), cols, n)
+    chosen = cost(prompt_plan(card, kind, DENSE, *sizes), card, *sizes)
+    for cut in CUTS:
+        plan = fitted(card, kind, cut)
+        for run in RUNS if plan else ():
+            assert chosen <= cost(replace(plan, run=run), card, *sizes)
 
 
 @pytest.mark.parametrize("pairs, experts", [(81920, 512), (20480, 512), (34, 2), (1, 512)])
