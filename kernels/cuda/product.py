@@ -204,7 +204,12 @@ def lanes_constants(kind: TensorType, cols: int, mode: str, columns: int) -> dic
 
 
 def window_inputs(workspace: Workspace, x: DeviceArray, kind: TensorType) -> dict[str, DeviceArray | None]:
-    """A window's inputs: as they are, or quantised when there are many. Takes scratch that the caller gives back."""
+    """A window's inputs: quantised by who made them, or as they are, or, when there are many, quantised here: then
+    there is no "x", and a kernel has come between. Takes scratch that the caller gives back."""
+    left = workspace.left(x)
+    known = left.get((plans.order(kind), kind.sums)) if isinstance(left, dict) else None
+    if known is not None:
+        return {"x": None, "q": known.q, "d": known.d, "sums": known.sums}
     if x.size < QUANTIZE_APART:
         return {"x": x}
     made = quantize(workspace, x, kind)

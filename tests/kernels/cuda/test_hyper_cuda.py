@@ -126,3 +126,13 @@ def test_what_a_windows_mix_leaves_for_products_is_its_result_quantised(target, 
     assert space.left(u[:2]) is None
     space.release(0)
     assert space.left(u) is None
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_products_of_a_mix_have_the_bits_of_products_of_its_numbers(target, same_bits, random_weight, n):
+    space, hc = target.workspace(16), target.put(case(random_weight, 4, 64, 32, "Q8_0", True))
+    weights = [target.put(random_weight(kind, 24, 64)) for kind in ("Q8_0", "Q4_1", "IQ4_NL")]
+    u, _ = hyper_mix(space, target.put(streams(n, 4, 64)), hc, EPS, 64)
+    same = target.put(target.host(u))  # nobody knows anything of it
+    for got, want in zip(product.linear(space, weights, u), product.linear(space, weights, same), strict=True):
+        same_bits(target.host(got), target.host(want))
