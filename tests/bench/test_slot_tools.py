@@ -34,6 +34,11 @@ sys.exit(engine.wait())
 """
 
 
+@pytest.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+def on_device(request: pytest.FixtureRequest) -> list[str]:
+    return ["--device", request.param]
+
+
 @pytest.fixture
 def wrong_engine(tmp_path: Path) -> Callable[[str], str]:
     """wrong_engine(edit) -> a program that is the engine but for one edit of its lines; n: tokens of slots so far."""
@@ -55,10 +60,10 @@ def records_of(path: Path) -> dict[str, dict[str, Any]]:
     return {record["work"]: record for record in json.loads(path.read_text())["records"]}
 
 
-def test_eight_slots_of_150_tokens_say_what_each_prompt_says_alone(packs, tmp_path):
+def test_eight_slots_of_150_tokens_say_what_each_prompt_says_alone(packs, tmp_path, on_device):
     out = tmp_path / "r.json"
     argv = ["batch-test", "--pack", str(packs["odd-q8_0"]), "--batch", "8", "--max-new", "150", f"--extra={ENGINE}"]
-    assert main([*argv, "--json", str(out)]) == 0
+    assert main([*argv, *on_device, "--json", str(out)]) == 0
     checks = checks_of(out)
     for keys in ("greedy", "seeded"):
         for name in ("all at once", "staggered", "promoted from solo", "beside and after a cancelled slot"):
@@ -101,21 +106,21 @@ def test_fewer_slots_than_asked_for_end_the_test_with_both_numbers(packs, wrong_
     assert "3 slots were asked for, the engine runs 2" in capsys.readouterr().err
 
 
-def test_long_prompts_beside_slots_giving_way_and_next_turns(packs, tmp_path):
+def test_long_prompts_beside_slots_giving_way_and_next_turns(packs, tmp_path, on_device):
     out = tmp_path / "r.json"
     argv = ["interleave-test", "--pack", str(packs["odd-q8_0"]), "--long", "300", "--chunk", "32", "--stream", "200"]
     argv += ["--max-new", "16", "--keys", "temperature=0.9 seed=5", f"--extra={ENGINE}"]
-    assert main([*argv, "--json", str(out)]) == 0
+    assert main([*argv, *on_device, "--json", str(out)]) == 0
     checks = checks_of(out)
     assert checks["gives way: it goes on from there"] and checks["solo gives way: the long prompt"]
     assert checks["next turn: turn checkpoint"] and checks["returns: both legs together"]
     assert records_of(out)["longest gap of 2 slots while 300 tokens are read"]["median"] > 0
 
 
-def test_a_conversation_is_the_same_from_wherever_it_was_kept(packs, tmp_path):
+def test_a_conversation_is_the_same_from_wherever_it_was_kept(packs, tmp_path, on_device):
     out = tmp_path / "r.json"
     argv = ["parking-test", "--pack", str(packs["odd-q8_0"]), "--first", "150", "--max-new", "8", "--turns", "3"]
-    assert main([*argv, f"--extra={ENGINE} --prefill 32", "--json", str(out)]) == 0
+    assert main([*argv, *on_device, f"--extra={ENGINE} --prefill 32", "--json", str(out)]) == 0
     checks = checks_of(out)
     for where in ("slot", "checkpoint", "RAM", "disk"):
         assert checks[f"{where}, turn 3: reused"] and checks[f"{where}, turn 3: the state in every bit"]

@@ -85,9 +85,11 @@ def answers_to(line: bytes) -> tuple[type, ...]:
 
 
 class Lab:
-    """The engine under test, started when needed, and one without slots or caches that says what is right."""
+    """The engine under test on a device, started when needed, and one without slots or caches, on the host, that says
+    what is right."""
 
-    def __init__(self, pack: str) -> None:
+    def __init__(self, pack: str, device: str) -> None:
+        self._device = device
         self._argv = [*engine_command(None), "--serve", "--pack", pack, *OPTIONS]
         self._engine: SlotEngine | None = None
         self._cold = EngineProcess([*self._argv, "--prompt-cache", "0"])
@@ -100,7 +102,7 @@ class Lab:
     def engine(self) -> SlotEngine:
         if self._engine is None:
             argv = [*self._argv, "--batch", str(SLOTS), "--prefill", str(CHUNK), *CACHES, *PARKING]
-            argv += ["--turn-token", str(TURN_TOKEN), "--verify-accounts"]
+            argv += ["--turn-token", str(TURN_TOKEN), "--verify-accounts", "--device", self._device]
             self._engine = SlotEngine(argv, wants_slots=SLOTS, end_ids=END_IDS, silence_s=60.0)
         return self._engine
 
@@ -349,7 +351,14 @@ class Conversations(RuleBasedStateMachine):
 
 @pytest.fixture(scope="module")
 def lab(packs) -> Iterator[Lab]:
-    lab = Lab(str(packs["odd-q8_0"]))
+    lab = Lab(str(packs["odd-q8_0"]), "host")
+    yield lab
+    lab.close()
+
+
+@pytest.fixture(scope="module")
+def card_lab(packs) -> Iterator[Lab]:
+    lab = Lab(str(packs["odd-q8_0"]), "cuda")
     yield lab
     lab.close()
 
@@ -377,6 +386,12 @@ def test_ten_thousand_random_steps_with_the_real_engine(lab):
         run(lab, runs=50, steps=50)
     assert min(lab.finishes[finish] for finish in ("stop", "length", "cancel")) > 50
     assert min(lab.refused, lab.resumed, lab.in_slots) > 100 and lab.given_way > 20
+
+
+@pytest.mark.gpu
+def test_random_steps_with_the_real_engine_on_a_card(card_lab):
+    while card_lab.steps < 3_000:
+        run(card_lab, runs=50, steps=50)
 
 
 @pytest.mark.soak
