@@ -236,6 +236,16 @@ class CudaDevice:
         self._spaces[0].release(0)
         self.kernels.workspace = self._spaces[0]
 
+    @property
+    def taken(self) -> int:
+        """What the pass so far holds of its workspace, for `replayed`."""
+        return self._spaces[0].mark()
+
+    def replayed(self, taken: int) -> None:
+        """A captured pass runs again: what it had taken is in use, as after the pass itself."""
+        self._spaces[0].resume(taken)
+        self.kernels.workspace = self._spaces[0]
+
     def turn(self) -> None:
         self._turn = 1 + self._turn % 2
         space = self._spaces[self._turn]

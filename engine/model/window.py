@@ -135,7 +135,7 @@ class Windows:
         self._model = model
         self._state = state
         self._device = device
-        self._graphs: dict[Layout, tuple[Graph, Array | None]] = {}
+        self._graphs: dict[Layout, _Captured] = {}
         self._buffers = _Buffers(device, most_rows)
         self._staging = Staging(device.driver, max(array.nbytes for array in self._buffers.all))
         self._landings = [device.driver.pinned(4 * most_rows).view(np.int32) for _ in range(IN_FLIGHT)]
@@ -244,11 +244,12 @@ class Windows:
             ticket = self._land(layout, self.compute(layout))
             logits: list[Array | None] = []
             graph = self._device.driver.capture(lambda: logits.append(self.compute(layout)))
-            self._graphs[layout] = graph, logits[0]
+            self._graphs[layout] = _Captured(graph, logits[0], self._device.taken)
             return ticket
-        graph, made = self._graphs[layout]
-        graph.launch()
-        return self._land(layout, made)
+        captured = self._graphs[layout]
+        captured.graph.launch()
+        self._device.replayed(captured.taken)
+        return self._land(layout, captured.logits)
 
     def _land(self, layout: Layout, logits: Array | None) -> Ticket:
         """Bring the ids to the host behind the work."""
@@ -259,6 +260,15 @@ class Windows:
             self._device.driver.download(landing[: layout.wanted], self._buffers.ids[: layout.wanted])
         event.record()
         return Ticket(layout, logits, landing, event)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Captured:
+    """The graph of a layout, where it leaves its logits, and what of the workspace is in use behind it."""
+
+    graph: Graph
+    logits: Array | None
+    taken: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -112,6 +112,12 @@ class Workspace:
         for place in [place for place in self._left if place >= mark]:
             del self._left[place]
 
+    def resume(self, mark: int) -> None:
+        """What was taken up to the mark, by work that has been captured and now runs again, is in use."""
+        if not 0 <= mark <= self.capacity:
+            raise ValueError(f"mark {mark} is outside of {self.capacity} bytes")
+        self._used = mark
+
     @contextmanager
     def scratch(self) -> Iterator[None]:
         """Give back at the end what was taken inside."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import msgspec
@@ -19,7 +20,7 @@ from strata.engine.schedule.solo import Request
 from strata.engine.state.checkpoints import CacheRules
 from strata.engine.state.conversations import Conversations
 from strata.kernels.ops import Sampling
-from strata.protocol.lines import Done, Resume, Token
+from strata.protocol.lines import Done, Progress, Resume, SlotDone, SlotToken, Token
 
 PACK, CONTEXT, CHUNK, END = "odd-q8_0", 52, 18, 1000
 OPTIONS = Options(pack="", max_context=CONTEXT, prefill=CHUNK, verify_accounts=True)
@@ -34,12 +35,12 @@ def pack(packs):
 
 @pytest.fixture(scope="module")
 def host(pack):
-    return ModelRunner(pack, OPTIONS)
+    return ModelRunner(pack, replace_options(batch=2))
 
 
 @pytest.fixture(scope="module")
 def runner(any_card, pack):
-    made = CudaRunner(pack, replace_options(device="cuda"), any_card())
+    made = CudaRunner(pack, replace_options(device="cuda", batch=2), any_card())
     made.warm()
     return made
 
@@ -52,14 +53,15 @@ def ids(n: int, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 900, n).astype(np.int32)
 
 
-def path_of(runner, chunk: int = CHUNK) -> Path:
-    """A schedule on the runner with fresh books; only the live session is continued."""
+def path_of(runner, chunk: int = CHUNK, end_ids: Collection[int] = (END,)) -> Path:
+    """A schedule on the runner with fresh books; only the live session is continued. Its clock stands still, so slots
+    have one window between two chunks."""
     for slot in range(runner.state.n_slots + runner.state.n_checkpoints):
         runner.state.drop(slot)
     cache = CacheRules(1, every=0, root=0)
     sessions = Conversations(runner.state, runner.n_slots, cache, None, turn_token=10**6, verify=True)
-    rules = Rules(chunk=chunk, max_context=CONTEXT, end_ids={END}, n_slots=runner.n_slots, verify=True)
-    return Path(runner, sessions, rules)
+    rules = Rules(chunk=chunk, max_context=CONTEXT, end_ids=end_ids, n_slots=runner.n_slots, verify=True)
+    return Path(runner, sessions, rules, clock=lambda: 0.0)
 
 
 def run(runner, requests, stop_after: int = 0, chunk: int = CHUNK) -> list[tuple]:
@@ -126,6 +128,106 @@ def test_an_answer_runs_to_the_end_of_the_context(runner, host):
     tokens = run(runner, [request])[0][0]
     assert len(tokens) == CONTEXT - n
     assert run(host, [request])[0][0] == tokens
+
+
+GROWING = {"how": PENALISED, "last_n": 64}
+SLIDING = {"how": PENALISED, "last_n": 7}
+
+
+def asked(prompt: np.ndarray, max_new: int, how: Sampling = DRAWN, last_n: int = 0) -> Request:
+    return Request(prompt, max_new, how, last_n)
+
+
+def batch(runner, arrivals, chunk: int = CHUNK, windows: int = 2, stop: int = -1) -> list[object]:
+    """All that is said of requests that come `windows` windows after each other, without times. `stop`: a slot that is
+    stopped before the last one comes. A request with a slot of None is a solo one."""
+    path, events = path_of(runner, chunk), []
+    for number, (slot, request) in enumerate(arrivals):
+        if number == len(arrivals) - 1 and stop >= 0:
+            events += path.stop_slot(stop)
+        events += path.start(request) if slot is None else path.admit(slot, request)
+        while path.busy:
+            events += path.step()
+        for _ in range(windows):
+            events += path.step() if path.decoding else []
+    while path.decoding:
+        events += path.step()
+    return [event for event in map(timeless, events) if not isinstance(event, Progress)]
+
+
+def timeless(event: object) -> object:
+    if isinstance(event, SlotDone):
+        return msgspec.structs.replace(event, ms=0.0)
+    return msgspec.structs.replace(event, prompt_ms=0.0, decode_ms=0.0) if isinstance(event, Done) else event
+
+
+def test_slots_say_on_a_card_what_they_say_on_the_host_beside_reads_and_stops(runner, host):
+    """Windows of one and two slots, between chunks of many rows and of few, with lists that grow and that slide."""
+    cases = [
+        ([(0, asked(ids(5), 9, **GROWING)), (1, asked(ids(CHUNK + 11, 2), 4))], {}),
+        ([(1, asked(ids(6, 3), 9, **SLIDING)), (0, asked(ids(4, 4), 6, **GROWING))], {"chunk": 3}),
+        ([(0, asked(ids(3, 5), 20)), (1, asked(ids(4, 6), 9)), (0, asked(ids(5, 7), 3))], {"stop": 0}),
+        ([(0, asked(ids(3, 5), 6)), (None, asked(ids(4, 6), 3, **SLIDING)), (1, asked(ids(5, 7), 3))], {"windows": 1}),
+    ]
+    for arrivals, how in cases:
+        assert batch(runner, arrivals, **how) == batch(host, arrivals, **how)
+
+
+def test_a_slot_says_what_it_says_alone_and_holds_the_same_state(runner):
+    requests = [asked(ids(5, 11), 7, **SLIDING), asked(ids(8, 12), 7)]
+    alone, digests = [], []
+    for request in requests:
+        alone.append(run(runner, [request])[0][0])
+        digests.append(runner.state.digest(SOLO))
+    events = batch(runner, list(enumerate(requests)), windows=1)
+    firsts = [event.id for event in events if isinstance(event, Token)]
+    for slot in range(2):
+        said = [event.id for event in events if isinstance(event, SlotToken) and event.slot == slot]
+        assert [firsts[slot], *said] == alone[slot]
+        assert runner.state.digest(1 + slot) == digests[slot]
+
+
+def test_a_slot_that_ends_with_a_window_under_way_leaves_no_trace(runner, host):
+    """The end token of one slot is seen while the next window of both runs; both conversations go on afterwards."""
+    first, second = asked(ids(5, 21), 12), asked(ids(6, 22), 12)
+    tokens = run(host, [first])[0][0]
+    end = next(token for i, token in enumerate(tokens) if i >= 3 and token not in tokens[:i])
+
+    def turns(each) -> list[object]:
+        path, events = path_of(each, end_ids={end}), []
+        for slot, request in ((0, first), (1, second)):
+            events += path.admit(slot, request)
+            while path.busy:
+                events += path.step()
+        while path.decoding:
+            events += path.step()
+        said = [event.id for event in events if isinstance(event, SlotToken) and event.slot == 0]
+        assert said[-1] == end
+        following = np.concatenate([first.prompt, tokens[:1], said, ids(2, 23)]).astype(np.int32)
+        events += path.admit(0, asked(following, 3))
+        while path.busy or path.decoding:
+            events += path.step()
+        return [timeless(event) for event in events if not isinstance(event, Progress)]
+
+    dropped = runner.cost.dropped
+    got = turns(runner)
+    assert runner.cost.dropped > dropped
+    assert got == turns(host)
+    assert [event.reused for event in got if isinstance(event, Resume)][-1] > len(first.prompt)
+
+
+def test_windows_of_slots_are_started_ahead_and_use_what_was_captured_at_the_start(runner):
+    path = path_of(runner)
+    graphs, before = runner._windows.n_graphs, replace(runner.cost)
+    for slot, seed in ((0, 31), (1, 32)):
+        path.admit(slot, asked(ids(4, seed), 8))
+        while path.busy:
+            path.step()
+    while path.decoding:
+        path.step()
+    assert runner._windows.n_graphs == graphs
+    assert runner.cost.ahead - before.ahead == 6, "of seven windows, the last of which is known to be the last"
+    assert runner.cost.dropped == before.dropped
 
 
 def test_windows_are_started_ahead_and_the_host_is_told_what_it_took(runner):

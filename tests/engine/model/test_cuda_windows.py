@@ -182,3 +182,17 @@ def test_windows_near_the_beginning_become_windows_anywhere_at_the_budget(reside
     near = resident.windows.layout(Rows.of([(0, budget - 1, [1])]), 1)
     assert (near.bound, resident.windows.layout(Rows.of([(0, budget, [1])]), 1)) == (budget, Layout(1, 1, 1))
     assert resident.layouts(1) == (near, Layout(1, 1, 1))
+
+
+def test_a_draw_behind_a_replayed_window_leaves_its_logits_alone(resident, ids):
+    """The pass that the host went through last took less of the workspace than the window does that is replayed."""
+    state, windows = resident.state, resident.windows
+    drawn = []
+    for _ in range(2):  # the second time from a graph
+        state.reserve_all([(0, 2), (1, 1)])
+        ticket = windows.start(Rows.of([(0, 0, ids[:2])]), 1)
+        before = resident.device.read(ticket.logits)
+        drawn += windows.draw(ticket.logits, [Draw(PENALISED, ids[:2], 2, 64)]).wait()
+        np.testing.assert_array_equal(resident.device.read(ticket.logits), before)
+        windows.eager(Rows.of([(1, 0, ids[:1])]), 1).wait()
+    assert drawn[0] == drawn[1] >= 0

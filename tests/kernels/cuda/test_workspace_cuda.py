@@ -93,6 +93,17 @@ def test_a_mark_above_what_is_handed_out_is_refused():
         space.release(mark)
 
 
+def test_what_captured_work_had_taken_is_in_use_again_when_it_runs_again():
+    space = workspace(4096)
+    space.array((512,))
+    mark = space.mark()
+    space.release(0)
+    space.resume(mark)
+    assert (space.used, space.free) == (2048, 2048)
+    with pytest.raises(ValueError, match="mark 4097 is outside of 4096 bytes"):
+        space.resume(4097)
+
+
 def test_an_upload_is_a_copy():
     space, host = workspace(4096), np.arange(5)
     array = space.upload(host)
