@@ -25,7 +25,7 @@ constexpr int WARPS = THREADS / 32;
 
 constexpr int SLICE = 16;      // dims at a time
 constexpr int TOKENS = 8;      // of a lane
-constexpr int FEW_TOKENS = 8;  // a part of so few is computed from device memory
+constexpr int FEW_TOKENS = 8;  // a part of so few, what follows the listed blocks, is computed from device memory
 
 // Keys of a part, SLICE dims of them, and of its queries. Pitches keep eight tokens in different banks.
 template <class Value>
@@ -107,7 +107,7 @@ DEVICE void few_keys(const float* q, const u8* cached, const int* tokens, int co
         const int t = e / HEADS, h = e % HEADS;
         const u8* row = cached + (static_cast<long long>(tokens[t]) * kv_heads + kv) * Keys::row(D);
         float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 4
+#pragma unroll 8
         for (int x = 0; x < D; x += 8) {
             float k[8];
             Keys::load8(row, D, x, k);
@@ -291,6 +291,39 @@ struct Weighted {
     }
 };
 
+// What a row's block has between its parts, beside the sums.
+struct Joined {
+    float tops[HEADS], totals[HEADS], shares[WARPS][HEADS], sums[WARPS][HEADS];
+};
+
+// Exponentials of a part and head to e, its share and sum to the warp's `which` place; by one warp.
+DEVICE void weigh(Joined& all, int which, int h, const float* s, int count, float* e) {
+    const float2 peak_and_sum = exponentials(s, count, e);
+    if ((threadIdx.x & 31) == 0)
+        all.shares[which][h] = exp_f32(peak_and_sum.x - all.tops[h]), all.sums[which][h] = peak_and_sum.y;
+}
+
+// A part of few tokens: all warps share its heads, and a thread has eight dims of a head.
+DEVICE void join_few(Joined& all, float* total, PartMemory& m, const float* s, int stride, int count, const u8* cached,
+                     u32 pitch) {
+    for (int h = threadIdx.x >> 5; h < HEADS; h += WARPS)
+        weigh(all, 0, h, s + h * static_cast<long long>(stride), count, m.e[h]);
+    __syncthreads();
+    for (int unit = threadIdx.x; unit < HEADS * D / 8; unit += THREADS) {
+        const int h = unit / (D / 8), x = unit % (D / 8) * 8;
+        float o[8] = {};
+#pragma unroll 4
+        for (int t = 0; t < count; t++) {
+            float v[8];
+            Values::load8(cached + static_cast<u64>(static_cast<u32>(m.tokens[t])) * pitch, D, x, v);
+#pragma unroll
+            for (int i = 0; i < 8; i++) o[i] = fmaf(m.e[h][t], v[i], o[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) total[h * D + x + i] = fmaf(all.shares[0][h], o[i], total[h * D + x + i]);
+    }
+}
+
 // peaks (rows, heads, parts): the largest score of each head and part.
 KERNEL void __launch_bounds__(THREADS, 3)
     qsa_values_row(ROW_ARGUMENTS, const float* s, int stride, const float* peaks, int parts_of_a_row, const u8* cached,
@@ -298,8 +331,7 @@ KERNEL void __launch_bounds__(THREADS, 3)
     inputs_ready();
     const Args g = ROW;
     extern __shared__ __align__(16) PartMemory memory[];
-    float* total = reinterpret_cast<float*>(memory + WARPS);  // HEADS vectors of D; a thread has its own elements
-    __shared__ float tops[HEADS], totals[HEADS], shares[WARPS][HEADS], sums[WARPS][HEADS];
+    __shared__ Joined all;
     const int row = blockIdx.y, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
     const int chunks = g.heads / g.kv_heads / HEADS, kv = blockIdx.x / chunks;
     const Kept kept = g.kept(row);
@@ -310,24 +342,31 @@ KERNEL void __launch_bounds__(THREADS, 3)
     if (tid < HEADS) {
         float top = -INFINITE;
         for (int p = 0; p < parts; p++) top = fmaxf(top, peaks[tid * parts_of_a_row + p]);
-        tops[tid] = top;
+        all.tops[tid] = top;
     }
+    float* total = reinterpret_cast<float*>(memory + WARPS);  // HEADS vectors of D; a thread has its own elements of them
+    for (int x = tid; x < HEADS * D; x += THREADS) total[x] = 0.0f;
     __syncthreads();
+    const u32 pitch = g.kv_heads * Values::row(D);
     PartMemory& m = memory[warp];
     float l = 0.0f;
-    for (int x = tid; x < HEADS * D; x += THREADS) total[x] = 0.0f;
 #pragma unroll 1
     for (int begin = 0; begin < parts; begin += WARPS) {
-        const int first = (begin + warp) * PART, count = min(PART, kept.count - first);
+        const int left = kept.count - begin * PART, first = (begin + warp) * PART, count = min(PART, kept.count - first);
+        if (left <= FEW_TOKENS) {
+            if (tid < left) memory[0].tokens[tid] = g.token(row, kept, begin * PART + tid);
+            join_few(all, total, memory[0], s + begin * PART, stride, left, cached, pitch);
+            if (tid < HEADS) l = fmaf(all.shares[0][tid], all.sums[0][tid], l);
+            break;
+        }
         if (count > 0) {
             for (int t = lane; t < PART; t += 32) m.tokens[t] = g.token(row, kept, first + min(t, count - 1));
-            for (int h = 0; h < HEADS; h++) {
-                const float2 peak_and_sum = exponentials(s + static_cast<long long>(h) * stride + first, count, m.e[h]);
-                if (lane == 0) shares[warp][h] = exp_f32(peak_and_sum.x - tops[h]), sums[warp][h] = peak_and_sum.y;
-            }
+#pragma unroll 4
+            for (int h = 0; h < HEADS; h++)
+                weigh(all, warp, h, s + static_cast<long long>(h) * stride + first, count, m.e[h]);
             __syncwarp();
             Weighted weighted;
-            weighted.sum(m, count, cached, g.kv_heads * Values::row(D));
+            weighted.sum(m, count, cached, pitch);
             __syncwarp();
             float* o = &m.e[0][0];
 #pragma unroll
@@ -339,15 +378,15 @@ KERNEL void __launch_bounds__(THREADS, 3)
         const int here = min(WARPS, parts - begin);
         for (int w = 0; w < here; w++) {
             const float* o = &memory[w].e[0][0];
-            for (int x = tid; x < HEADS * D; x += THREADS) total[x] = fmaf(shares[w][x / D], o[x], total[x]);
-            if (tid < HEADS) l = fmaf(shares[w][tid], sums[w][tid], l);
+            for (int x = tid; x < HEADS * D; x += THREADS) total[x] = fmaf(all.shares[w][x / D], o[x], total[x]);
+            if (tid < HEADS) l = fmaf(all.shares[w][tid], all.sums[w][tid], l);
         }
         __syncthreads();
     }
-    if (tid < HEADS) totals[tid] = l;
+    if (tid < HEADS) all.totals[tid] = l;
     __syncthreads();
     for (int x = tid; x < HEADS * D; x += THREADS) {
         const long long head = first_head + x / D;
-        out[head * D + x % D] = (total[x] / totals[x / D]) * sigmoid_f32(q_gate[(2 * head + 1) * D + x % D]);
+        out[head * D + x % D] = (total[x] / all.totals[x / D]) * sigmoid_f32(q_gate[(2 * head + 1) * D + x % D]);
     }
 }
