@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from strata.kernels.check import check, require
-from strata.kernels.cuda import ahead
+from strata.kernels.cuda import ahead, forms
 from strata.kernels.cuda.launch import F32, I32, launch
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.ops import Gdn
@@ -80,6 +80,7 @@ def gdn(
     constants = {"HEAD_SIZE": d, "TAPS": kernel}
     grid, block = (d // COLUMNS, heads, size["s"]), (_SCAN_THREADS,)
     window = n <= WINDOW_ROWS
+    left = forms.leave(workspace, y) if window else forms.NOTHING
     with workspace.scratch():
         o = workspace.array((n, heads * d))
         if window:
@@ -102,6 +103,6 @@ def gdn(
         moved = (p, conv, segments) if window else (None, None, None)
         launch(
             _SOURCE, "gdn_output", (-(-n * heads // _WARPS),), (32 * _WARPS,),
-            o, z, w.norm, y, *moved, I32(n), *sizes, F32(eps), **constants,
+            o, z, w.norm, y, *moved, left, I32(n), *sizes, F32(eps), **constants,
         )  # fmt: skip
     return y

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from strata.kernels.check import check, require
-from strata.kernels.cuda import ahead, hyper_window
+from strata.kernels.cuda import ahead, forms, hyper_window
 from strata.kernels.cuda.launch import F32, I32, I64, launch
 from strata.kernels.cuda.product import linear
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
@@ -53,12 +53,12 @@ def hyper_mix(
     u = workspace.array((n, width))
     beta = None if hc.inject is None else workspace.array((n, streams))
     whole = 0 < n <= rows_at_once and hyper_window.takes(hc, n, streams, width)
-    forms = hyper_window.leave_forms(workspace, u) if whole else np.zeros((), hyper_window.FORMS)
+    left = forms.leave(workspace, u) if whole else forms.NOTHING
     for begin in range(0, n, rows_at_once):
         rows = slice(begin, min(begin + rows_at_once, n))
         before = None if added is None else (added[0][rows], added[1][rows])
         with workspace.scratch():
-            _mix(workspace, x[rows], hc, eps, before, u[rows], None if beta is None else beta[rows], forms, hint)
+            _mix(workspace, x[rows], hc, eps, before, u[rows], None if beta is None else beta[rows], left, hint)
     return u, beta
 
 
@@ -70,13 +70,13 @@ def _mix(
     added: Added | None,
     u: DeviceArray,
     beta: DeviceArray | None,
-    forms: np.ndarray,
+    left: np.ndarray,
     hint: np.ndarray,
 ) -> None:
     """One batch of rows, into u and beta."""
     n, streams, width = x.shape
     if hyper_window.takes(hc, n, streams, width):
-        hyper_window.mix(workspace, x, hc, eps, added, u, beta, forms, hint)
+        hyper_window.mix(workspace, x, hc, eps, added, u, beta, left, hint)
         return
     scale = F32(1) / F32(streams)
     normed, _ = hyper_window.norm_streams(workspace, x, hc, eps, added, hint)

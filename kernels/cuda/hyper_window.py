@@ -19,9 +19,9 @@ import numpy as np
 
 from strata.kernels.cuda import ahead, plans
 from strata.kernels.cuda import card as cards
-from strata.kernels.cuda.arguments import address
+from strata.kernels.cuda.forms import Quantized
 from strata.kernels.cuda.launch import F32, I32, launch
-from strata.kernels.cuda.product import Quantized, linear
+from strata.kernels.cuda.product import linear
 from strata.kernels.cuda.tables import GRID_OF
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.formats import TensorType, Weight
@@ -40,10 +40,6 @@ _DOWN_ROWS: Final = 4
 """Rows of `down` of a block at most."""
 _FUSED_PER_THREAD: Final = 20
 """Elements of a thread that still leave registers for a block of 512."""
-
-FORMS: Final = np.dtype([(name, np.uint64) for name in ("q", "d", "sums16", "sums32")])
-"""Forms of hyper_window.cu."""
-_ORDERS: Final = ("NATIVE", "EIGHT", "EVEN_ODD")
 
 Added = tuple[DeviceArray, DeviceArray]
 
@@ -78,16 +74,6 @@ def norm_streams(
     return normed, made
 
 
-def leave_forms(workspace: Workspace, u: DeviceArray) -> np.ndarray:
-    """Room for u (n, H) as every product wants it, noted beside u (`product.known_inputs`); the kernel's argument."""
-    n, width = u.shape
-    q, d = workspace.array((len(_ORDERS), n, width), np.uint8), workspace.array((n, width // ACT_BLOCK))
-    sums = {0: None, 16: workspace.array((n, width // 16)), 32: workspace.array((n, width // 32))}
-    known = {(order, group): Quantized(q[i], d, s) for i, order in enumerate(_ORDERS) for group, s in sums.items()}
-    workspace.leave(u, known)
-    return np.array(tuple(address(a) for a in (q, d, sums[16], sums[32])), FORMS)
-
-
 def takes(hc: Hyper, n: int, streams: int, width: int) -> bool:
     """Whether `mix` does these rows."""
     kind, cols = hc.up.type, hc.up.cols
@@ -105,17 +91,17 @@ def mix(
     added: Added | None,
     u: DeviceArray,
     beta: DeviceArray | None,
-    forms: np.ndarray,
+    left: np.ndarray,
     hint: np.ndarray,
 ) -> None:
-    """x (n, C, H) -> u and beta, for rows that `takes` allows; `added` and x as for `hyper_mix`. `forms`: where u goes
-    quantised (`leave_forms`), or zeros."""
+    """x (n, C, H) -> u and beta, for rows that `takes` allows; `added` and x as for `hyper_mix`. `left`: where u goes
+    quantised (`forms.leave`), or nothing."""
     n, streams, width = x.shape
     scale = F32(1) / F32(streams)
     if n == 1 and _fuses(hc, streams, width):
         a, normed = workspace.array((1, hc.down.rows)), workspace.array((1, streams * width))
         _fused_down(x, hc, eps, added, a, normed, beta, hint)
-        _end(hc, a, normed, u, None, (x, *added) if added else (None, None, None), forms, 1, scale)
+        _end(hc, a, normed, u, None, (x, *added) if added else (None, None, None), left, 1, scale)
         return
     rows = _down_rows(hc.down, n, width)
     normed, made = norm_streams(workspace, x, hc, eps, added, hint, hc.down.type if rows else None)
@@ -128,7 +114,7 @@ def mix(
             made.q, made.d, made.sums, hc.down.data, a, I32(hc.down.rows), I32(n), I32(hc.down.cols),
             shared=_down_shared(hc.down, rows, n), TYPE=hc.down.type.name, ROWS=rows, FUSED=0,
         )  # fmt: skip
-    _end(hc, a, normed, u, beta, (None, None, None), forms, 0, scale)
+    _end(hc, a, normed, u, beta, (None, None, None), left, 0, scale)
 
 
 def _plain(kind: TensorType) -> bool:
@@ -154,7 +140,7 @@ def _end(
     u: DeviceArray,
     beta: DeviceArray | None,
     added: tuple[DeviceArray | None, ...],
-    forms: np.ndarray,
+    left: np.ndarray,
     fresh: int,
     scale: np.float32,
 ) -> None:
@@ -165,7 +151,7 @@ def _end(
     inject = None if hc.inject is None else hc.inject.data
     launch(
         "hyper_window.cu", "hyper_window", (width // ELEMENTS + -(-n_beta * LANES // threads),), (threads,),
-        a, normed, hc.up.data, inject, u, beta, *added, forms,
+        a, normed, hc.up.data, inject, u, beta, *added, left,
         I32(fresh), I32(n), I32(width), I32(cols), I32(n_beta), scale,
         shared=_end_shared(hc.up, n, streams), TYPE=hc.up.type.name, SPANS=-(-cols // LANES), STREAMS=streams,
     )  # fmt: skip

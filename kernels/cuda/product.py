@@ -15,14 +15,13 @@ Cost     a window reads every weight byte once; a prompt unpacks a tile of weigh
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from strata.kernels.check import check, require
 from strata.kernels.cuda import card as cards
-from strata.kernels.cuda import plans, prompt_plans, row_product
+from strata.kernels.cuda import forms, plans, prompt_plans, row_product
 from strata.kernels.cuda.arguments import (
     LANES_WINDOW,
     MATRICES,
@@ -34,6 +33,7 @@ from strata.kernels.cuda.arguments import (
     run,
 )
 from strata.kernels.cuda.compile import load_kernel
+from strata.kernels.cuda.forms import Quantized as Quantized
 from strata.kernels.cuda.lanes import launch_prompt, vector_width
 from strata.kernels.cuda.plans import CHUNK, DENSE, UNTUNED, WINDOW_ROWS, Tuning
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
@@ -49,15 +49,6 @@ LANES_BLOCKS: Final = 8
 """Blocks of a multiprocessor at most."""
 _OCTET: Final = 8
 _ALIGNMENT: Final = 16
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Quantized:
-    """Activations as int8 in the order of a type: q (n, cols), d (n, cols / 32), sums (n, cols / group) or None."""
-
-    q: DeviceArray
-    d: DeviceArray
-    sums: DeviceArray | None
 
 
 def quantize(workspace: Workspace, x: DeviceArray, kind: TensorType) -> Quantized:
@@ -206,8 +197,7 @@ def lanes_constants(kind: TensorType, cols: int, mode: str, columns: int) -> dic
 def window_inputs(workspace: Workspace, x: DeviceArray, kind: TensorType) -> dict[str, DeviceArray | None]:
     """A window's inputs: quantised by who made them, or as they are, or, when there are many, quantised here: then
     there is no "x", and a kernel has come between. Takes scratch that the caller gives back."""
-    left = workspace.left(x)
-    known = left.get((plans.order(kind), kind.sums)) if isinstance(left, dict) else None
+    known = forms.known(workspace, x, kind)
     if known is not None:
         return {"x": None, "q": known.q, "d": known.d, "sums": known.sums}
     if x.size < QUANTIZE_APART:

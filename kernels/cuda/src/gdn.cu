@@ -2,10 +2,13 @@
 //
 // gdn_inputs   a warp a (row, head): c = silu(convolution); queries and keys to unit vectors; decay and strength
 // gdn_output   a warp a (row, value head): y = (rms(o) with norm) * sigmoid(z); in a window, whose scan convolves for
-//              itself, the warps of a segment's last row also move the kept inputs
+//              itself, the warps of a segment's last row also move the kept inputs, and y is left as products want it
 // Constants    HEAD_SIZE = D, TAPS
 // Shapes   c like p: (n, 2*K*D + V*D) queries, keys, values; decay, beta (n, V); o, z, y (n, V*D); ops.Gdn for the rest
 #include "gdn_window.cuh"
+#include "formats.cuh"
+#include "quantize_lane.cuh"
+#include "forms.cuh"
 
 KERNEL void __launch_bounds__(128)
     gdn_inputs(const float* p, const float* conv_w, const float* conv, const float* b, const float* a, const float* w_a,
@@ -52,7 +55,7 @@ struct Kept {
 // kernel that made it.
 KERNEL void __launch_bounds__(128)
     gdn_output(const float* o, const float* z, const float* w, float* y, const float* p, float* conv,
-               const int* segments, int n, int key_heads, int value_heads, float eps) {
+               const int* segments, PARAMETER Forms forms, int n, int key_heads, int value_heads, float eps) {
     const long long vector = blockIdx.x * 4ll + (threadIdx.x >> 5);
     const int row = static_cast<int>(vector / value_heads), head = static_cast<int>(vector % value_heads);
     const bool works = row < n;
@@ -78,6 +81,9 @@ KERNEL void __launch_bounds__(128)
     for (int m = 0; m < PARTS; m++) chains[m] = fmaf(v[m], v[m], chains[m]);
     const float r = rms_factor(fold_chains(chains), D, eps);
 #pragma unroll
-    for (int m = 0; m < PARTS; m++) y[at + 32 * m] = ((v[m] * r) * factor[m]) * sigmoid_f32(gate[m]);
+    for (int m = 0; m < PARTS; m++) v[m] = ((v[m] * r) * factor[m]) * sigmoid_f32(gate[m]);
+#pragma unroll
+    for (int m = 0; m < PARTS; m++) y[at + 32 * m] = v[m];
+    forms.leave(v, vector * PARTS, static_cast<long long>(n) * value_heads * D);
     if (row == s.end - 1) kept.store(window, conv, head, key_heads);
 }

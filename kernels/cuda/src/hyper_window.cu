@@ -4,7 +4,7 @@
 // activations are there. Four lanes share a weight row, each takes every fourth span of 32 columns and keeps its codes in
 // registers for all rows; the terms of a row are added in the order of the row. The blocks after those make BETAS beta
 // each, lanes(inject * normed): all of it before the kernel that made `a` ends.
-// What the products of u want is left beside it (`Forms`).
+// What the products of u want is left beside it (forms.cuh).
 // x null: the streams have been added to before. Else x = fma(strength, y, x) here, and `fresh`: the kernel before has made
 // `normed` of it, and beta.
 // Constants   TYPE a format of groups of 32 without a table, SPANS of a lane: R <= 128 * SPANS, STREAMS = C
@@ -15,6 +15,7 @@
 #include "formats.cuh"
 #include "quantize.cuh"
 #include "quantize_lane.cuh"
+#include "forms.cuh"
 
 typedef TYPE F;
 constexpr int ELEMENTS = 32;
@@ -126,28 +127,6 @@ DEVICE void inputs_to_shared(const float* a, u8* memory, const Parts& at, int n,
     }
 }
 
-// u as products want it: int8 in the three orders one after the other, scales, sums of groups of 16 and of 32.
-struct Forms {
-    u8* q;
-    float *d, *sums16, *sums32;
-};
-
-// A block of a row by a warp, an input a lane. `all`: inputs of all rows.
-DEVICE void leave_quantized(const Forms& to, float v, long long block, int lane, long long all) {
-    if (!to.q) return;
-    const float each[1] = {v};
-    const LaneScales<1> scales(each);
-    const int q = scales.quantized(v, 0), sum16 = sum_of_group<16>(q), sum32 = sum16 + __shfl_xor_sync(ALL, sum16, 16);
-    u8* own = to.q + 32 * block;
-    own[NATIVE * all + place_in_block<NATIVE>(lane)] = (u8)q;
-    own[EIGHT * all + place_in_block<EIGHT>(lane)] = (u8)q;
-    own[EVEN_ODD * all + place_in_block<EVEN_ODD>(lane)] = (u8)q;
-    if (lane % 16 == 0) to.sums16[2 * block + lane / 16] = (float)sum16;
-    if (lane) return;
-    to.d[block] = scales.d[0];
-    to.sums32[block] = (float)sum32;
-}
-
 KERNEL void __launch_bounds__(THREADS)
     hyper_window(const float* a, const float* normed, const u8* up, const float* inject, float* u, float* beta, float* x,
                  const float* strength, const float* y, PARAMETER Forms forms, int fresh, int n, int width, int cols,
@@ -213,5 +192,6 @@ KERNEL void __launch_bounds__(THREADS)
     }
     const long long block = (static_cast<long long>(output) * width + first) / 32;
     u[32 * block + element] = sum * scale;
-    leave_quantized(forms, sum * scale, block, element, static_cast<long long>(n) * width);
+    const float made[1] = {sum * scale};
+    forms.leave(made, block, static_cast<long long>(n) * width);
 }

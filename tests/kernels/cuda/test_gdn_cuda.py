@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from strata.kernels import cpu, reference
+from strata.kernels.cuda import forms, product
 from strata.kernels.cuda.gdn import gdn
+from strata.kernels.formats import BY_NAME
 from strata.kernels.ops import Gdn
 
 EPS = 1e-6
@@ -142,3 +144,16 @@ def test_a_head_size_that_has_no_kernel_is_refused(target):
     arrays = [target.put(a) for a in (*case.inputs(1), segments((0, 1)), case.conv, case.state)]
     with pytest.raises(ValueError, match=r"D must be one of \(32, 64, 128\), got 96"):
         gdn(target.workspace(), target.put(case.weights), *arrays, EPS)
+
+
+@pytest.mark.parametrize("d", [32, 128])
+@pytest.mark.parametrize("kind", ["Q6_K", "Q5_1", "IQ3_S"])
+def test_what_a_window_leaves_for_the_output_product_is_its_result_quantised(target, same_bits, d, kind):
+    case, space, type_ = Case(1, 2, d), target.workspace(), BY_NAME[kind]
+    device = [target.put(a) for a in (*case.inputs(3), segments((0, 3)), case.conv, case.state)]
+    y = gdn(space, target.put(case.weights), *device, EPS)
+    known, want = forms.known(space, y, type_), product.quantize(space, y, type_)
+    for got, wanted in ((known.q, want.q), (known.d, want.d), (known.sums, want.sums)):
+        assert (got is None) == (wanted is None)
+        if got is not None:
+            same_bits(target.host(got), target.host(wanted))

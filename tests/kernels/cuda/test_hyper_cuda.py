@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from strata.kernels import cpu
-from strata.kernels.cuda import hyper_window, plans, product
+from strata.kernels.cuda import forms, hyper_window, product
 from strata.kernels.cuda.hyper import hyper_add, hyper_mix
 from strata.kernels.formats import BY_NAME, Weight
 from strata.kernels.ops import Hyper
@@ -118,14 +118,14 @@ def test_what_a_windows_mix_leaves_for_products_is_its_result_quantised(target, 
     space, hc = target.workspace(16), target.put(case(random_weight, 4, 64, 32, "Q8_0", True))
     u, _ = hyper_mix(space, target.put(streams(3, 4, 64)), hc, EPS, 64)
     type_ = BY_NAME[kind]
-    known, want = space.left(u)[plans.order(type_), type_.sums], product.quantize(space, u, type_)
+    known, want = forms.known(space, u, type_), product.quantize(space, u, type_)
     for got, wanted in ((known.q, want.q), (known.d, want.d), (known.sums, want.sums)):
         assert (got is None) == (wanted is None)
         if got is not None:
             same_bits(target.host(got), target.host(wanted))
-    assert space.left(u[:2]) is None
+    assert forms.known(space, u[:2], type_) is None
     space.release(0)
-    assert space.left(u) is None
+    assert forms.known(space, u, type_) is None
 
 
 @pytest.mark.parametrize("n", [1, 3])
