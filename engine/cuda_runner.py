@@ -30,7 +30,7 @@ from strata.engine.runner import check_lengths
 from strata.engine.schedule.ports import Row
 from strata.engine.state.pages import OutOfPages
 from strata.kernels.cuda.compile import DeviceError
-from strata.kernels.ops import I32, Sampling
+from strata.kernels.ops import I32, PAGE, Sampling
 from strata.protocol.lines import InfoValue
 
 _NOTHING = np.empty(0, np.int32)
@@ -92,7 +92,8 @@ def _recent(row: Row) -> I32:
 
 
 def _holds(draw: Draw, row: Row) -> bool:
-    return draw.holds_for(row.how, _recent(row), row.position + 1)
+    plain = draw.how is row.how and not row.last_n  # what most rows are, and cheap to see
+    return plain or draw.holds_for(row.how, _recent(row), row.position + 1)
 
 
 def _draw(row: Row) -> Draw:
@@ -228,8 +229,12 @@ class CudaRunner:
 
     def _start_ahead(self, ticket: Ticket, batch: _Batch) -> None:
         """The window after this one, where the context has room for it."""
+        if max(batch.positions) >= self.state.max_context:
+            return
+        begins_page = [(slot, 1) for slot, at in zip(batch.slots, batch.positions, strict=True) if not at % PAGE]
         try:
-            self.state.reserve_all([(slot, 1) for slot in batch.slots])
+            if begins_page:
+                self.state.reserve_all(begins_page)
         except OutOfPages:
             return
         self._ahead = self._windows.step(ticket, max(batch.positions))

@@ -75,7 +75,7 @@ class Path:
     def _take_up(self, request: Request, slot: int | None) -> list[Output]:
         if self._work is not None:
             raise RuntimeError("one request is worked on at a time")
-        rules = self.rules
+        rules, begun = self.rules, self._clock()
         reused = self._sessions.resume(request.prompt)
         cuts = self._sessions.stops(request.prompt, reused, request.pin or 0, request.keep)
         solo = Solo(
@@ -84,6 +84,7 @@ class Path:
             chunk=rules.chunk,
             end_ids=rules.end_ids,
             clock=self._clock,
+            begun_ms=begun,  # what it continues from may have to be fetched
             cuts=cuts,
             routed=rules.routed,
             in_vram=rules.in_vram,
@@ -163,7 +164,8 @@ class Path:
         rows = [
             Row(pool_slot(one.slot), one.tokens, one.request.sampling, one.request.penalty_last_n) for one in decoding
         ]
-        ids = self._runner.window(rows, all(one.n_left > 1 for one in decoding))
+        again = (self._work is None or self._share.is_due_again) and all(one.n_left > 1 for one in decoding)
+        ids = self._runner.window(rows, again)
         events: list[Output] = []
         for one, token in zip(decoding, ids, strict=True):
             events += self.slots.decided(one.slot, token)

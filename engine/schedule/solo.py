@@ -58,7 +58,7 @@ class Solo:
     reused    leading prompt tokens whose state is there already, at most n - 1
     chunk     most tokens of one Read
     end_ids   tokens that end the answer
-    clock     milliseconds, monotonic
+    clock     milliseconds, monotonic · begun_ms: of it, when the read began; None: now
     cuts      positions in the prompt where a Read must end, ascending
     routed    expert entries that one token routes through the whole model (for the counters of DONE)
     in_vram   the experts lie in a card's memory, else in RAM
@@ -72,6 +72,7 @@ class Solo:
         chunk: int,
         end_ids: Collection[int],
         clock: Callable[[], float],
+        begun_ms: float | None = None,
         cuts: Sequence[int] = (),
         routed: int = 0,
         in_vram: bool = False,
@@ -91,7 +92,7 @@ class Solo:
         self._clock = clock
         self._routed = routed
         self._in_vram = in_vram
-        self._begun_ms = self._read_ms = self._last_ms = clock()
+        self._begun_ms = self._read_ms = self._last_ms = clock() if begun_ms is None else begun_ms
 
     @property
     def tokens(self) -> I32:

@@ -18,12 +18,18 @@ class Share:
     def __init__(self, share: float) -> None:
         self._share = share
         self._left_ms = 0.0
+        self._window_ms = 0.0
         self._owes_window = False
 
     @property
     def is_due(self) -> bool:
         """Whether the slots have a window before the next chunk."""
         return self._owes_window or self._left_ms > 0
+
+    @property
+    def is_due_again(self) -> bool:
+        """Whether another window will follow the next one, if that takes as long as the last."""
+        return self._left_ms > self._window_ms
 
     def earn(self, chunk_ms: float) -> None:
         """A chunk has been read. What was left of the one before is forfeit."""
@@ -33,6 +39,7 @@ class Share:
     def spend(self, window_ms: float) -> None:
         """The slots have had a window."""
         self._left_ms -= window_ms
+        self._window_ms = window_ms
         self._owes_window = False
 
     def forfeit(self) -> None:

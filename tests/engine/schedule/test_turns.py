@@ -70,6 +70,16 @@ def test_slots_decode_for_their_share_of_each_chunk_and_a_window_more_at_most(sh
         assert spent - window_ms <= share * chunk_ms + 1e-6
 
 
+def test_a_window_is_followed_by_another_when_there_is_time_for_two():
+    share = Share(1.0)
+    share.earn(100.0)
+    seen = []
+    while share.is_due:
+        seen.append(share.is_due_again)
+        share.spend(30.0)
+    assert seen == [True, True, True, False]
+
+
 def test_what_is_left_of_a_share_does_not_outlive_the_read():
     share = Share(1.0)
     share.earn(100.0)
