@@ -287,7 +287,7 @@ def _stride(n: int) -> int:
 def _rows_at_once(g: _Shape, scratch_bytes: int) -> int:
     """Rows whose queries and scores fit the scratch."""
     floats = g.heads * (g.d + _stride(g.kept) + g.parts) + g.index_heads * g.index_dim + _stride(g.blocks)
-    return max(1, scratch_bytes // (_FLOAT * floats + _INT * g.picked))
+    return max(1, scratch_bytes // (_FLOAT * floats + _INT * (g.picked + _stride(g.kept))))
 
 
 def _batch(workspace: Workspace, bounds: Limits, g: _Shape, rows: _Rows, few: bool, out: DeviceArray) -> None:
@@ -393,13 +393,13 @@ def _attend_many(
     heads = next(h for h in HEADS_OF_A_THREAD if g.group % h == 0 and _values_bytes(h, g.d) <= room)
     chunks = g.heads // heads
     constants: dict[str, Any] = {"HEADS": heads, "HEAD_SIZE": g.d, **g.formats}
-    peaks = workspace.array((n, g.heads, g.parts))
+    peaks, found = workspace.array((n, g.heads, g.parts)), workspace.array((n, stride), I32)
     launch(
         "qsa_prompt.cu", "qsa_keys_row", (g.parts, chunks, n), (_THREADS,),
-        *row, q, pages.k, s, I32(stride), peaks, **constants,
+        *row, q, pages.k, s, I32(stride), peaks, found, **constants,
     )  # fmt: skip
     launch(
         "qsa_prompt.cu", "qsa_values_row", (chunks, n), (_THREADS,),
-        *row, s, I32(stride), peaks, I32(g.parts), pages.v, q_gate, out,
+        *row, s, I32(stride), peaks, found, I32(g.parts), pages.v, q_gate, out,
         shared=_values_bytes(heads, g.d), **constants,
     )  # fmt: skip

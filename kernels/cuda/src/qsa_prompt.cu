@@ -155,7 +155,7 @@ struct Dots {
 };
 
 KERNEL void __launch_bounds__(THREADS, 3)
-    qsa_keys_row(ROW_ARGUMENTS, const float* q, const u8* cached, float* s, int stride, float* peaks) {
+    qsa_keys_row(ROW_ARGUMENTS, const float* q, const u8* cached, float* s, int stride, float* peaks, int* found) {
     inputs_ready();
     const Args g = ROW;
     typedef Stage<Keys> Staged;
@@ -168,7 +168,10 @@ KERNEL void __launch_bounds__(THREADS, 3)
     if (count <= 0) return;
     const long long first_head = static_cast<long long>(row) * g.heads + blockIdx.y * HEADS;
     q += first_head * D, s += first_head * stride + first, peaks += first_head * gridDim.x + blockIdx.x;
-    for (int t = tid; t < PART; t += THREADS) tokens[t] = g.token(row, kept, first + min(t, count - 1));
+    for (int t = tid; t < PART; t += THREADS) {
+        tokens[t] = g.token(row, kept, first + min(t, count - 1));
+        if (blockIdx.y == 0 && t < count) found[static_cast<long long>(row) * stride + first + t] = tokens[t];
+    }
     __syncthreads();
     const float scale = 1.0f / sqrtf(static_cast<float>(D));
     if (count <= FEW_TOKENS) {
@@ -324,10 +327,11 @@ DEVICE void join_few(Joined& all, float* total, PartMemory& m, const float* s, i
     }
 }
 
-// peaks (rows, heads, parts): the largest score of each head and part.
+// peaks (rows, heads, parts): the largest score of each head and part; found (rows, stride): which row of all pages holds
+// each kept token. Both of qsa_keys_row.
 KERNEL void __launch_bounds__(THREADS, 3)
-    qsa_values_row(ROW_ARGUMENTS, const float* s, int stride, const float* peaks, int parts_of_a_row, const u8* cached,
-                   const float* q_gate, float* out) {
+    qsa_values_row(ROW_ARGUMENTS, const float* s, int stride, const float* peaks, const int* found, int parts_of_a_row,
+                   const u8* cached, const float* q_gate, float* out) {
     inputs_ready();
     const Args g = ROW;
     extern __shared__ __align__(16) PartMemory memory[];
@@ -337,7 +341,7 @@ KERNEL void __launch_bounds__(THREADS, 3)
     const Kept kept = g.kept(row);
     const int parts = (kept.count + PART - 1) / PART;
     const long long first_head = static_cast<long long>(row) * g.heads + blockIdx.x * HEADS;
-    s += first_head * stride, peaks += first_head * parts_of_a_row;
+    s += first_head * stride, peaks += first_head * parts_of_a_row, found += static_cast<long long>(row) * stride;
     cached += static_cast<long long>(kv) * Values::row(D);
     if (tid < HEADS) {
         float top = -INFINITE;
@@ -354,13 +358,13 @@ KERNEL void __launch_bounds__(THREADS, 3)
     for (int begin = 0; begin < parts; begin += WARPS) {
         const int left = kept.count - begin * PART, first = (begin + warp) * PART, count = min(PART, kept.count - first);
         if (left <= FEW_TOKENS) {
-            if (tid < left) memory[0].tokens[tid] = g.token(row, kept, begin * PART + tid);
+            if (tid < left) memory[0].tokens[tid] = found[begin * PART + tid];
             join_few(all, total, memory[0], s + begin * PART, stride, left, cached, pitch);
             if (tid < HEADS) l = fmaf(all.shares[0][tid], all.sums[0][tid], l);
             break;
         }
         if (count > 0) {
-            for (int t = lane; t < PART; t += 32) m.tokens[t] = g.token(row, kept, first + min(t, count - 1));
+            for (int t = lane; t < PART; t += 32) m.tokens[t] = found[first + min(t, count - 1)];
 #pragma unroll 4
             for (int h = 0; h < HEADS; h++)
                 weigh(all, warp, h, s + static_cast<long long>(h) * stride + first, count, m.e[h]);
