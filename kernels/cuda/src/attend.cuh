@@ -20,6 +20,13 @@ struct Args {
     int pages_of_a_slot, kv_heads, heads, d, r, picked;
 
     DEVICE Kept kept(int row) const { return kept_tokens(positions[row], r, picked); }
+    // The first position of this launch's rows in the slot of a row: tokens before it are in the pages already.
+    DEVICE int first_new(int row, int rows) const {
+        int first = positions[row];
+        for (int i = 0; i < rows; i++)
+            if (slots[i] == slots[row]) first = min(first, positions[i]);
+        return first;
+    }
     // Which row of all pages holds the t-th kept token of a row.
     DEVICE int token(int row, const Kept& k, int t) const {
         const int position = k.position(list + static_cast<long long>(row) * picked, r, t);
@@ -43,15 +50,20 @@ DEVICE void add_products(float (&c)[4], const float* q, const float (&k)[8]) {
 
 DEVICE float join_chains(const float (&c)[4]) { return (c[0] + c[1]) + (c[2] + c[3]); }
 
-// Scores of one head and part to exponentials in shared memory, by one warp. Returns m_p and l_p.
-DEVICE float2 exponentials(const float* s, int count, float* e) {
+// Scores of one head and part, lane i those of the tokens i + 32 m; there are `count`.
+typedef float PartScores[PART / 32];
+DEVICE void load_scores(PartScores& v, const float* s, int count) {
     const int lane = threadIdx.x & 31;
-    float v[PART / 32], most = -INFINITE;
 #pragma unroll
-    for (int m = 0; m < PART / 32; m++) {
-        v[m] = lane + 32 * m < count ? s[lane + 32 * m] : -INFINITE;
-        most = fmaxf(most, v[m]);
-    }
+    for (int m = 0; m < PART / 32; m++) v[m] = lane + 32 * m < count ? s[lane + 32 * m] : -INFINITE;
+}
+
+// Scores to exponentials in shared memory, by one warp. Returns m_p and l_p.
+DEVICE float2 exponentials(const PartScores& v, int count, float* e) {
+    const int lane = threadIdx.x & 31;
+    float most = -INFINITE;
+#pragma unroll
+    for (int m = 0; m < PART / 32; m++) most = fmaxf(most, v[m]);
     most = warp_max(most);
     float chains[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
@@ -62,4 +74,10 @@ DEVICE float2 exponentials(const float* s, int count, float* e) {
             chains[m & 3] = chains[m & 3] + x;
         }
     return make_float2(most, fold_chains(chains));
+}
+
+DEVICE float2 exponentials(const float* s, int count, float* e) {
+    PartScores v;
+    load_scores(v, s, count);
+    return exponentials(v, count, e);
 }

@@ -36,7 +36,6 @@ constexpr int AT_ONCE = 3;  // query heads of a warp at a time
 
 KERNEL void __launch_bounds__(THREADS)
     qsa_keys(ROW_ARGUMENTS, const float* q, const u8* cached, float* s, int stride) {
-    inputs_ready();
     const Args g = ROW;
     extern __shared__ __align__(16) float memory[];
     __shared__ int tokens[32];
@@ -47,16 +46,28 @@ KERNEL void __launch_bounds__(THREADS)
     float* query = memory;
     u8* tile = reinterpret_cast<u8*>(memory + group * d);
     const float scale = 1.0f / sqrtf(static_cast<float>(d));
-    if (static_cast<int>(blockIdx.x) * 32 >= kept.count) return;
-    for (int e = tid; e < group * d / 4; e += THREADS) copy16(query + 4 * e, q + first_head * d + 4 * e);
-    for (int first = blockIdx.x * 32; first < kept.count; first += gridDim.x * 32) {
-        const int n = min(32, kept.count - first), pieces = bytes / 16;
-        if (tid < n) tokens[tid] = g.token(row, kept, first + tid);
-        __syncthreads();
-        for (int e = tid; e < n * pieces; e += THREADS) {
+    auto copy_keys = [&](int begin, int end) {
+        const int pieces = bytes / 16;
+        for (int e = begin * pieces + tid; e < end * pieces; e += THREADS) {
             const int t = e / pieces, x = e % pieces * 16;
             copy16(tile + t * pitch + x, cached + (static_cast<long long>(tokens[t]) * g.kv_heads + kv) * bytes + x);
         }
+    };
+    // Before the kernel that stores this launch's rows ends: keys of earlier ones, unless a list says which.
+    const int begin = blockIdx.x * 32, before = kept.listed ? 0 : g.first_new(row, gridDim.z);
+    int old = max(0, min(min(32, kept.count - begin), before - begin));
+    if (tid < old) tokens[tid] = g.token(row, kept, begin + tid);
+    __syncthreads();
+    copy_keys(0, old);
+    inputs_ready();
+    if (begin >= kept.count) return;
+    for (int e = tid; e < group * d / 4; e += THREADS) copy16(query + 4 * e, q + first_head * d + 4 * e);
+    for (int first = begin; first < kept.count; first += gridDim.x * 32) {
+        const int n = min(32, kept.count - first);
+        if (tid >= old && tid < n) tokens[tid] = g.token(row, kept, first + tid);
+        __syncthreads();
+        copy_keys(old, n);
+        old = 0;
         copies_commit();
         copies_wait<0>();
         __syncthreads();
@@ -96,10 +107,34 @@ struct Partial {
     }
 };
 
+// o and l of a head over all its parts, dim `lane` of the slice. The reads of several parts are under way together.
+DEVICE float2 join_parts(const Partial& own, int parts, int group, int h) {
+    constexpr int BATCH = 8;
+    const int lane = threadIdx.x & 31;
+    float top = -INFINITE, l = 0.0f, o = 0.0f;
+    for (int p = lane; p < parts; p += 32) top = fmaxf(top, __ldcg(own.peaks + p * group + h));
+    top = warp_max(top);
+    for (int first = 0; first < parts; first += BATCH) {
+        float peak[BATCH], sum[BATCH], value[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int at = min(first + i, parts - 1) * group + h;
+            peak[i] = __ldcg(own.peaks + at), sum[i] = __ldcg(own.sums + at), value[i] = __ldcg(own.values + at * 32 + lane);
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            if (first + i >= parts) break;
+            const float share = exp_f32(peak[i] - top);
+            l = fmaf(share, sum[i], l);
+            o = fmaf(share, value[i], o);
+        }
+    }
+    return make_float2(o, l);
+}
+
 KERNEL void __launch_bounds__(THREADS)
     qsa_values(ROW_ARGUMENTS, const float* s, int stride, const u8* cached, const float* q_gate,
                float* partial, int* ended, float* out) {
-    inputs_ready();
     const Args g = ROW;
     typedef Slice<Values> Tile;
     extern __shared__ __align__(16) float memory[];
@@ -109,7 +144,10 @@ KERNEL void __launch_bounds__(THREADS)
     const int slices = g.d / 32, kv = blockIdx.y / slices, slice = blockIdx.y % slices, group = g.heads / g.kv_heads;
     const Kept kept = g.kept(row);
     const int first = part * PART, count = min(PART, kept.count - first), parts = (kept.count + PART - 1) / PART;
-    if (count <= 0) return;
+    if (count <= 0) {
+        inputs_ready();
+        return;
+    }
     float* e = memory;
     u8* tile = reinterpret_cast<u8*>(e + group * PART);
     for (int t = tid; t < count; t += THREADS) tokens[t] = g.token(row, kept, first + t);
@@ -120,12 +158,22 @@ KERNEL void __launch_bounds__(THREADS)
         Tile::copy(tile + t * Tile::BYTES, from, g.d, slice, i % Tile::COPIES);
     }
     copies_commit();
+    inputs_ready();  // values and the list are older than the scores
     const long long unit = static_cast<long long>(row) * gridDim.y + blockIdx.y;
     const Partial own(partial, unit, gridDim.x, group);
     const long long first_head = static_cast<long long>(row) * g.heads + kv * group;
-    for (int h = warp; h < group; h += WARPS) {
-        const float2 peak_and_sum = exponentials(s + (first_head + h) * stride + first, count, e + h * PART);
-        if (lane == 0) own.peaks[part * group + h] = peak_and_sum.x, own.sums[part * group + h] = peak_and_sum.y;
+    for (int h = warp; h < group; h += WARPS * AT_ONCE) {
+        PartScores v[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            load_scores(v[i], s + (first_head + min(h + WARPS * i, group - 1)) * stride + first, count);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int head = h + WARPS * i;
+            if (head >= group) break;
+            const float2 peak_and_sum = exponentials(v[i], count, e + head * PART);
+            if (lane == 0) own.peaks[part * group + head] = peak_and_sum.x, own.sums[part * group + head] = peak_and_sum.y;
+        }
     }
     copies_wait<0>();
     __syncthreads();
@@ -154,16 +202,9 @@ KERNEL void __launch_bounds__(THREADS)
     if (!last) return;
     __threadfence();
     for (int h = warp; h < group; h += WARPS) {
-        float top = -INFINITE, l = 0.0f, o = 0.0f;
-        for (int p = lane; p < parts; p += 32) top = fmaxf(top, __ldcg(own.peaks + p * group + h));
-        top = warp_max(top);
-#pragma unroll 2
-        for (int p = 0; p < parts; p++) {
-            const float share = exp_f32(__ldcg(own.peaks + p * group + h) - top);
-            l = fmaf(share, __ldcg(own.sums + p * group + h), l);
-            o = fmaf(share, __ldcg(own.values + (p * group + h) * 32 + lane), o);
-        }
         const long long head = first_head + h, x = 32 * slice + lane;
-        out[head * g.d + x] = (o / l) * sigmoid_f32(q_gate[(2 * head + 1) * g.d + x]);
+        const float gate = q_gate[(2 * head + 1) * g.d + x];
+        const float2 joined = join_parts(own, parts, group, h);
+        out[head * g.d + x] = (joined.x / joined.y) * sigmoid_f32(gate);
     }
 }
