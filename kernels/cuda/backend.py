@@ -198,9 +198,11 @@ class CudaKernels:
         """The shared expert as one of the others; None when its gate and up have different types."""
         if w.shared_gate.type is not w.shared_up.type:
             return None
-        stacks = (Weight(m.type, (1, *m.shape), m.data[None]) for m in (w.shared_gate, w.shared_up))
-        gate, up = (self._bank(stack) for stack in stacks)
-        return Shared(gate, up, w.shared_down, _copied(np.zeros((WINDOW_ROWS, 1), np.int32), w.shared_gate.data))
+        weights = w.shared_gate, w.shared_up, w.shared_down
+        if not w.shared_gate.type.is_float:
+            return Shared(*weights)
+        gate, up = (self._bank(Weight(m.type, (1, *m.shape), m.data[None])) for m in weights[:2])
+        return Shared(*weights, (gate, up, _copied(np.zeros((WINDOW_ROWS, 1), np.int32), w.shared_gate.data)))
 
     def _bank(self, w: Weight) -> Bank:
         return Bank(w.type, w.rows, w.cols, _copied(stack_addresses(w), w.data))

@@ -22,11 +22,10 @@ import numpy as np
 
 from strata.kernels.check import check, require
 from strata.kernels.cuda import card as cards
-from strata.kernels.cuda import lanes, plans, prompt_plans, row_plans, row_product
+from strata.kernels.cuda import lanes, prompt_plans, row_plans, row_product
 from strata.kernels.cuda.arguments import (
     LANES_WINDOW,
     PROMPT,
-    WINDOW,
     address,
     enter_matrices,
     fill,
@@ -40,8 +39,8 @@ from strata.kernels.cuda.product import (
     Quantized,
     QuantizedInputs,
     check_address,
+    gated,
     lanes_constants,
-    layout,
     linear,
     room_for_quantized,
     window_inputs,
@@ -69,12 +68,13 @@ class Bank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
-    """The expert that every row has: its matrices (banks of one), and ids (WINDOW_ROWS, 1) of zeros on the device."""
+    """The expert that every row has: its matrices. Of float ones also gate and up as banks of one, and ids
+    (WINDOW_ROWS, 1) of zeros on the device."""
 
-    gate: Bank
-    up: Bank
+    gate: Weight
+    up: Weight
     down: Weight
-    ids: DeviceArray
+    banks: tuple[Bank, Bank, DeviceArray] | None = None
 
 
 def stack_addresses(w: Weight) -> np.ndarray:
@@ -184,21 +184,19 @@ class _Part:
             return None
         shared, n = self.shared[0], len(self.x)
         hidden, y = self.workspace.array((n, shared.gate.rows)), self.workspace.array(self.out.shape)
-        part = _Part(self.workspace, self.x, shared.ids[:n], self.weights, hidden, 1, self.tuning)
-        part._window_product(shared.gate, GATE_UP, self.x, hidden, second=shared.up.addresses, early=1)
+        if shared.banks is None:
+            gated(self.workspace, shared.gate, shared.up, self.x, hidden, True, self.tuning)
+        else:
+            gate, up, ids = shared.banks
+            part = _Part(self.workspace, self.x, ids[:n], self.weights, hidden, 1, self.tuning)
+            part._window_product(gate, GATE_UP, self.x, hidden, second=up.addresses, early=1)
         return hidden, y
 
-    def _plan(self, bank: Bank, mode: str) -> plans.WindowPlan | row_plans.RowPlan | None:
-        """Experts go pair by pair: few rows have the same. A bank of one is the same for all rows."""
+    def _plan(self, bank: Bank, mode: str) -> row_plans.RowPlan | None:
         if bank.type.is_float:
             return None
-        n = len(self.x)
-        if n == 1 or bank.experts > 1:
-            return row_plans.row_plan(
-                cards.card(), bank.type, mode, (bank.rows,), bank.cols, n, self.used, tuning=self.tuning.row
-            )
-        return plans.window_plan(
-            cards.card(), bank.type, mode, (bank.rows,), bank.cols, n, self.used, tuning=self.tuning
+        return row_plans.row_plan(
+            cards.card(), bank.type, mode, (bank.rows,), bank.cols, len(self.x), self.used, tuning=self.tuning.row
         )
 
     def _window_product(self, bank: Bank, mode: str, x: DeviceArray, out: DeviceArray, **more: Any) -> None:
@@ -219,12 +217,7 @@ class _Part:
         with self.workspace.scratch():
             given = window_inputs(self.workspace, x, bank.type)
             common["early"] = int(bool(more.get("early")) and "x" in given)  # a kernel that quantises comes between
-            if isinstance(plan, row_plans.RowPlan):
-                row_product.experts(plan, bank.type, mode, out, bank.rows, **given, **common)
-                return
-            arguments = fill(WINDOW, **given, **layout(plan), **common)
-            enter_matrices(arguments, matrix, plan.rows)
-            run("product_window", plan.constants(bank.type, mode), plan.blocks, 32 * plan.warps, arguments, plan.shared)
+            row_product.experts(plan, bank.type, mode, out, bank.rows, **given, **common)
 
     # ------------------------------------------------------------------------------------------------------ prompts
 

@@ -125,7 +125,8 @@ class RowTuning:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What may be set from outside, by the bench: None leaves it to the plan. `row`: of products by single rows."""
+    """What may be set from outside, by the bench: None leaves it to the plan. `row`: of products by single rows.
+    `together`: several rows by product_window.cu."""
 
     rows: int | None = None
     warps: int | None = None
@@ -133,6 +134,7 @@ class Tuning:
     stages: int | None = None
     table_room: int | None = None
     row: RowTuning = RowTuning()
+    together: bool = False
 
 
 UNTUNED: Final = Tuning()

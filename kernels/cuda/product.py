@@ -35,7 +35,7 @@ from strata.kernels.cuda.arguments import (
 from strata.kernels.cuda.compile import load_kernel
 from strata.kernels.cuda.forms import Quantized as Quantized
 from strata.kernels.cuda.lanes import launch_prompt, vector_width
-from strata.kernels.cuda.plans import CHUNK, DENSE, UNTUNED, WINDOW_ROWS, Tuning
+from strata.kernels.cuda.plans import CHUNK, DENSE, GATE_UP, UNTUNED, WINDOW_ROWS, Tuning
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.formats import TensorType, Weight
 from strata.kernels.ops import ACT_BLOCK
@@ -169,23 +169,50 @@ def _window(
         blocks = min(-(-rows // LANES_WARPS), LANES_BLOCKS * cards.card().multiprocessors)
         run("lanes_window", constants, blocks, 32 * LANES_WARPS, arguments)
         return
-    if n == 1:
-        given = window_inputs(workspace, x, kind)
-        beside = int(early and "x" in given)
-        row_product.dense(kind, _matrices(weights, outs), cols, tuning.row, **given, join=join, early=beside)
-        return
+    matrices = _matrices(weights, outs)
     try:
-        plan = plans.window_plan(cards.card(), kind, DENSE, tuple(w.rows for w in weights), cols, n, tuning=tuning)
+        if tuning.together:
+            together = plans.window_plan(
+                cards.card(), kind, DENSE, tuple(w.rows for w in weights), cols, n, tuning=tuning
+            )
+        else:
+            plan = row_product.plan(kind, matrices, n, cols, tuning.row)
     except ValueError:
+        if n == 1:
+            raise
         for part in (slice(0, n // 2), slice(n // 2, n)):
             gate = None if join is None else join[part]
             _window(workspace, weights, [o[part] for o in outs], x[part], gate, False, tuning)
         return
     given = window_inputs(workspace, x, kind)
     beside = int(early and "x" in given)  # a kernel that quantises comes between
-    arguments = fill(WINDOW, **given, join=join, early=beside, n=n, cols=cols, **layout(plan))
-    enter_matrices(arguments, _matrices(weights, outs), plan.rows)
-    run("product_window", plan.constants(kind, DENSE), plan.blocks, 32 * plan.warps, arguments, plan.shared)
+    if not tuning.together:
+        row_product.dense(plan, kind, matrices, DENSE, **given, join=join, early=beside, n=n, cols=cols)
+        return
+    arguments = fill(WINDOW, **given, join=join, early=beside, n=n, cols=cols, **layout(together))
+    enter_matrices(arguments, matrices, together.rows)
+    constants = together.constants(kind, DENSE)
+    run("product_window", constants, together.blocks, 32 * together.warps, arguments, together.shared)
+
+
+def gated(
+    workspace: Workspace, gate: Weight, up: Weight, x: DeviceArray, out: DeviceArray, early: bool, tuning: Tuning
+) -> None:
+    """out = silu(gate x) * (up x) of a window, both of one block-quantised type; `early` as in `linear`."""
+    kind, (n, cols) = gate.type, x.shape
+    matrices = [(address(w.data), out, w.rows) for w in (gate, up)]
+    try:
+        plan = row_product.plan(kind, matrices, n, cols, tuning.row, GATE_UP)
+    except ValueError:
+        if n == 1:
+            raise
+        for part in (slice(0, n // 2), slice(n // 2, n)):
+            gated(workspace, gate, up, x[part], out[part], False, tuning)
+        return
+    with workspace.scratch():
+        given = window_inputs(workspace, x, kind)
+        beside = int(early and "x" in given)
+        row_product.dense(plan, kind, matrices, GATE_UP, **given, early=beside, n=n, cols=cols)
 
 
 def lanes_constants(kind: TensorType, cols: int, mode: str, columns: int) -> dict[str, int | str]:

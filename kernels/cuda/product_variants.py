@@ -8,6 +8,7 @@ products(card, types)     (source, constants) of every kernel, for the tensor ty
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Final
 
 from strata.kernels.cuda import plans, prompt_plans, row_plans
@@ -35,7 +36,7 @@ REPRESENTATIVE: Final = ("Q6_K", "BF16")
 
 
 MODES: Final = (DENSE, GATE_UP, DOWN, PAIRS)
-WINDOWS: Final = (1, 2, 9)
+WINDOWS: Final = (1, 2, 8)
 """Rows of a window: one of each kind of kernel."""
 PROMPTS: Final = (48, 8192)
 """Rows of a prompt: of small tiles and of large ones."""
@@ -60,12 +61,15 @@ def _blocks(
     card: Card, kind: TensorType, modes: Sequence[str], windows: Sequence[int]
 ) -> Iterator[tuple[str, Constants]]:
     for mode in modes:
-        used = 0 if mode == DENSE else 2
-        for wide in sorted({False, row_plans.aligned(kind, ())}):
-            row = row_plans.row_plan(card, kind, mode, (512,), 256 if kind.block == 256 else 320, 1, used, wide)
+        cols, experts = (
+            256 if kind.block == 256 else 320,
+            (0,) if mode == DENSE else (0, 2) if mode == GATE_UP else (2,),
+        )
+        for n, used, wide in product(windows, experts, sorted({False, row_plans.aligned(kind, ())})):
+            row = row_plans.row_plan(card, kind, mode, (512,), cols, n, used, wide)
             yield "product_row.cu", row.constants(kind, mode)
-        for n in windows:
-            plan = plans.window_plan(card, kind, mode, (512,), 256, n, used)
+        for n in windows[1:] if mode == DENSE else ():
+            plan = plans.window_plan(card, kind, mode, (512,), 256, n)
             yield "product_window.cu", plan.constants(kind, mode)
         if mode != DOWN:
             for n in PROMPTS:

@@ -1,6 +1,6 @@
-"""How a product with single rows of activations is cut for a card: constants of product_row.cu, shared memory, blocks.
+"""How a product of a window is cut for a card: constants of product_row.cu, shared memory, blocks. Pure functions.
 
-row_plan(...)   for a window of one row (DENSE) and for the experts of a window (GATE_UP, DOWN, PAIRS)
+row_plan(...)   dense matrices with up to 8 rows of activations, and the experts of a window pair by pair
 
 A block owns the same part of the rows of every matrix, and of the expert of every pair. No plan changes a bit of the
 result: an output's sum has the order of the row, whoever computes its terms.
@@ -15,56 +15,64 @@ from functools import lru_cache
 from typing import Final
 
 from strata.kernels.cuda.card import Card
-from strata.kernels.cuda.plans import (
-    ACTIVATION_BLOCK,
-    DOWN,
-    GATE_UP,
-    RowTuning,
-    table_bytes,
-    table_copies,
-)
+from strata.kernels.cuda.plans import ACTIVATION_BLOCK, DOWN, GATE_UP, RowTuning, table_bytes, table_copies
 from strata.kernels.formats import TensorType
 
+MOST_COLUMNS: Final = 8
+"""Rows of activations that an item is multiplied with."""
+LANES: Final = 32
 UNIT: Final = 8
 """Items whose bytes eight lanes copy together."""
-UNITS_OF_A_WARP: Final = 4
 MOST_REGIONS: Final = 16
 MOST_PAIRS: Final = 128
 """Of a window: a thread of the smallest block finds one."""
-MOST_UNITS: Final = 1 << 16
+MOST_TURNS: Final = 1 << 16
 """Of a block: product_row.cu divides them by multiplications that are exact below."""
 STATIC: Final = 1024
 """Bytes for the shared variables of the kernel itself, and the KiB that a block takes of a multiprocessor."""
-PART_BYTES: Final = 16
+ENTRY: Final = 16
+"""Bytes of an entry of the kernel's tables."""
 SMALL_SPANS: Final = (5, 4, 2, 1)
 """Spans of an item of blocks of 32, by preference: an odd number of them keeps the lanes out of each other's banks."""
 
+ALONE_COLUMNS: Final = 4
+"""Rows of activations from which a block takes a whole multiprocessor: its registers, and room for terms."""
 
 UNTUNED: Final = RowTuning()
-SUMMERS: Final = 1
+SUMMERS: Final = {1: 1, 2: 1, 4: 2, 8: 4}
+"""Warps that add, by rows of activations."""
 TABLE_ROOM: Final = 32 << 10
-TERMS_ROOM: Final = 32 << 10
-PIECE_ROOM: Final = 12 << 10
+TERMS_ROOM: Final = {1: 32 << 10, 2: 32 << 10, 4: 48 << 10, 8: 64 << 10}
+PIECE_ROOM: Final = {1: 12 << 10, 2: 12 << 10, 4: 24 << 10, 8: 32 << 10}
 _LESS: Final = ((16, 2, 1), (16, 2, 2), (12, 2, 1), (12, 2, 2), (16, 1, 2), (8, 2, 4), (8, 1, 8), (4, 1, 32))
 """Warps, copies under way and what the room for tables is divided by, from most to least shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """spans of an item · warps of a block, those of them that add · copies under way · copies of the table · blocks ·
-    items of a row · rows of a piece, units of its rows of one matrix · pieces held at once · pitches and byte
-    offsets of the parts of shared memory, and its size."""
+    """spans of an item · rows of activations of an item · rows of a turn, 0 for units side by side · warps of a block,
+    those of them that add, those of these that have sums · copies under way · blocks that a multiprocessor holds ·
+    copies of the table · blocks · items of a
+    row · rows of a strip · pieces of a strip, items of a piece's row · turns of a piece, groups of rows among them ·
+    pieces held at once · pitches and byte offsets of the parts of shared memory, and its size."""
 
     spans: int
+    columns: int
+    tall: int
     warps: int
     summers: int
+    readers: int
     depth: int
+    beside: int
     copies: int
     aligned: bool
     blocks: int
     items: int
-    piece: int
-    units: int
+    strip: int
+    parts: int
+    part_items: int
+    turns: int
+    groups: int
     regions: int
     input_pitch: int
     scale_pitch: int
@@ -73,8 +81,8 @@ class RowPlan:
     at_scales: int
     at_sums: int
     at_keys: int
-    at_parts: int
-    at_pieces: int
+    at_strips: int
+    at_outs: int
     at_terms: int
     at_grid: int
     at_stages: int
@@ -87,21 +95,31 @@ class RowPlan:
             "TYPE": kind.name,
             "MODE": mode,
             "SPANS": self.spans,
+            "COLUMNS": self.columns,
+            "TALL": self.tall,
             "WARPS": self.warps,
             "SUMMERS": self.summers,
             "DEPTH": self.depth,
+            "BESIDE": self.beside,
             "COPIES": self.copies,
             "ALIGNED": int(self.aligned),
         }
 
     def arguments(self) -> dict[str, int]:
         """Numbers of the kernel's Arguments; inverses are 2^32 / divisor, rounded up."""
-        names = ("items", "piece", "units", "regions", "input_pitch", "scale_pitch", "sum_pitch", "term_pitch")
-        parts = ("at_scales", "at_sums", "at_keys", "at_parts", "at_pieces", "at_terms", "at_grid", "at_stages", "at_y")
-        divisors = {"item_inverse": self.items, "unit_inverse": self.units, "region_inverse": self.regions}
-        inverses = {name: -(-(1 << 32) // by) if by > 1 else 0 for name, by in divisors.items()}
+        divisors = {"item": self.items, "turn": self.turns, "part": self.parts, "group": self.groups,
+                    "region": self.regions}  # fmt: skip
+        inverses = {f"{name}_inverse": -(-(1 << 32) // by) if by > 1 else 0 for name, by in divisors.items()}
         signed = {name: value - (1 << 32) if value >> 31 else value for name, value in inverses.items()}
-        return {name: getattr(self, name) for name in (*names, *parts)} | signed
+        return {name: getattr(self, name) for name in NUMBERS} | signed
+
+
+NUMBERS: Final = (
+    "items", "turns", "strip", "parts", "part_items", "groups", "regions", "readers", "at_scales", "at_sums",
+    "at_keys", "at_strips", "at_outs", "at_terms", "at_grid", "at_stages", "at_y", "input_pitch", "scale_pitch",
+    "sum_pitch", "term_pitch",
+)  # fmt: skip
+"""Numbers of a plan that the kernel's Arguments take as they are."""
 
 
 def _round(n: int, to: int) -> int:
@@ -140,18 +158,19 @@ def row_plan(
     wide: bool = False,
     tuning: RowTuning = UNTUNED,
 ) -> RowPlan:
-    """A plan; matrix_rows: rows of each matrix, or of an expert. `wide`: see `aligned`. A block takes at most half of a
-    multiprocessor, so that one of the next kernel fits beside it, unless it needs more. Raises ValueError when nothing
-    fits."""
-    if n * used > MOST_PAIRS:
-        raise ValueError(
-            f"a window has at most {MOST_PAIRS} pairs of a row and an expert, got {n * used}; send fewer rows"
-        )
+    """A plan; matrix_rows: rows of each matrix, or of an expert; used: experts of a row, 0 for dense matrices. `wide`:
+    see `aligned`. A block with few rows takes at most half of a multiprocessor, so that one of the next kernel fits
+    beside it, unless it needs more. Raises ValueError when nothing fits."""
+    if n * used > MOST_PAIRS or (n > MOST_COLUMNS and not used):
+        most = f"{MOST_PAIRS} pairs of a row and an expert" if used else f"{MOST_COLUMNS} rows"
+        raise ValueError(f"a product of a window has at most {most}, got {n * max(used, 1)}: send fewer rows")
+    job = _Job(card, kind, mode, matrix_rows, cols, n, used, wide, tuning)
     half = card.shared_multiprocessor // 2 - 2 * STATIC
-    for limit in (min(half, card.shared_block - STATIC), card.shared_block - STATIC):
-        for way in _LESS:
-            plan = _layout(card, kind, mode, matrix_rows, cols, n, used, wide, way, tuning)
-            if plan.shared <= limit:
+    limits = {2: min(half, card.shared_block - STATIC), 1: card.shared_block - STATIC}
+    for beside in (2, 1) if job.columns < ALONE_COLUMNS else (1,):
+        for way in _LESS[2:] if beside == 2 and job.columns > 1 else _LESS:  # more registers a thread
+            plan = job.plan(*way, beside)
+            if plan.shared <= limits[beside]:
                 return plan
     raise ValueError(
         f"{max(n * used, n)} rows of {cols} inputs with {kind.name} take {plan.shared} bytes of shared memory, "
@@ -161,77 +180,154 @@ def row_plan(
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How the rows are cut: blocks · rows of a block at most · of a piece · units of a piece's rows of one matrix ·
-    pieces of a block."""
+    """Blocks · most rows of a block · rows of a strip · pieces of a strip · items of a piece's row · groups of rows of
+    a piece, its turns · pieces of a block."""
 
     blocks: int
     own: int
-    piece: int
-    units: int
+    strip: int
+    parts: int
+    part_items: int
+    groups: int
+    turns: int
     pieces: int
 
 
-def _cut(matrix_rows: tuple[int, ...], pairs: int, items: int, halves: int, most: int, blocks: int) -> _Cut:
-    """Pieces of at most `most` rows for a grid of so many blocks, or of more where a block has too many units."""
-    while True:
-        own = [-(-r // blocks) for r in matrix_rows]
-        piece = -(-max(own) // -(-max(own) // most))
-        units = -(-piece * items // UNIT)
-        pieces = sum(-(-r // piece) for r in own) * max(pairs, 1)
-        if pieces * units * halves < MOST_UNITS:
-            return _Cut(blocks, max(own), piece, units, pieces)
-        blocks *= 2
+@dataclass(frozen=True, slots=True)
+class _Job:
+    card: Card
+    kind: TensorType
+    mode: str
+    matrix_rows: tuple[int, ...]
+    cols: int
+    n: int
+    used: int
+    wide: bool
+    tuning: RowTuning
 
+    @property
+    def spans(self) -> int:
+        return self.tuning.spans or spans_of(self.kind, self.cols)
 
-def _stage_bytes(kind: TensorType, spans: int) -> int:
-    """The units of a warp's turn, at any alignment."""
-    blocks = UNIT * spans // 8 if kind.block == 256 else UNIT * spans * 32 // kind.block
-    return UNITS_OF_A_WARP * ((blocks * kind.block_bytes + 15 + 4 + 15) // 16 * 16)
+    @property
+    def items(self) -> int:
+        """Of a row."""
+        return self.cols // ACTIVATION_BLOCK // self.spans
 
+    @property
+    def columns(self) -> int:
+        return 1 if self.used else 1 << (self.n - 1).bit_length()
 
-def _layout(
-    card: Card,
-    kind: TensorType,
-    mode: str,
-    matrix_rows: tuple[int, ...],
-    cols: int,
-    n: int,
-    used: int,
-    wide: bool,
-    way: tuple[int, int, int],
-    tuning: RowTuning,
-) -> RowPlan:
-    warps, depth, part = tuning.warps or way[0], tuning.depth or way[1], way[2]
-    spans, summers = tuning.spans or spans_of(kind, cols), tuning.summers or SUMMERS
-    pairs, halves, groups = n * used, 2 if mode == GATE_UP else 1, cols // kind.group
-    inputs, items = pairs if mode == DOWN else n, cols // ACTIVATION_BLOCK // spans
-    term_pitch = _odd_quads(groups * (1 + kind.has_offset))
-    scale_pitch, input_pitch = _odd_quads(cols // ACTIVATION_BLOCK), items * (32 * spans + 16)
+    @property
+    def pairs(self) -> int:
+        return self.n * self.used
 
-    most = max(1, min(32 // halves, (tuning.piece_room or PIECE_ROOM) // part // (4 * term_pitch * halves)))
-    cut = _cut(matrix_rows, pairs, items, halves, most, card.multiprocessors * (tuning.blocks or 1))
-    region = halves * cut.piece * term_pitch * 4
-    regions = max(1, min(MOST_REGIONS, cut.pieces, (tuning.terms_room or TERMS_ROOM) // part // region))
-    copies = table_copies(kind, (tuning.table_room or TABLE_ROOM) // part)
-    sizes = {
-        "at_inputs": inputs * input_pitch,
-        "at_scales": inputs * scale_pitch * 4,
-        "at_sums": inputs * groups * 4,
-        "at_keys": _round(pairs, 4) * 4,
-        "at_parts": cut.pieces * halves * PART_BYTES,
-        "at_pieces": cut.pieces * PART_BYTES,
-        "at_terms": regions * region,
-        "at_grid": table_bytes(kind) * copies,
-        "at_stages": (warps - summers) * depth * _stage_bytes(kind, spans),
-        "at_y": pairs * cut.own * 4 if mode == DOWN else 0,
-    }
-    at, begin = {}, 0
-    for name, size in sizes.items():
-        at[name] = begin
-        begin += _round(size, 128)
-    del at["at_inputs"]
-    return RowPlan(
-        spans=spans, warps=warps, summers=summers, depth=depth, copies=copies, aligned=wide, blocks=cut.blocks,
-        items=items, piece=cut.piece, units=cut.units, regions=regions, input_pitch=input_pitch,
-        scale_pitch=scale_pitch, sum_pitch=groups, term_pitch=term_pitch, shared=begin, **at,
-    )  # fmt: skip
+    @property
+    def halves(self) -> int:
+        """Matrices of a strip."""
+        return 2 if self.mode == GATE_UP else 1
+
+    @property
+    def block_items(self) -> int:
+        """Items of a block of the type; of small blocks, whose items are whole blocks, 1."""
+        return 8 // self.spans if self.kind.block == 256 else 1
+
+    @property
+    def item_bytes(self) -> int:
+        """Of the blocks of an item."""
+        return self.kind.row_bytes(max(self.spans * ACTIVATION_BLOCK, self.kind.block))
+
+    def summers(self, warps: int) -> int:
+        """Of so many warps of a block."""
+        return self.tuning.summers or min(SUMMERS[self.columns], max(1, warps // 4))
+
+    def cut(self, part: int, summers: int) -> _Cut:
+        """Rows and columns of strips and pieces; `part`: what the room for terms is divided by."""
+        blocks = self.card.multiprocessors * (self.tuning.blocks or 1)
+        while True:
+            own = [-(-r // blocks) for r in self.matrix_rows]
+            cut = self._of_one(blocks, own, part) if self.columns == 1 else self._of_several(blocks, own, part, summers)
+            if cut.pieces * cut.turns * self.halves < MOST_TURNS:
+                return cut
+            blocks *= 2
+
+    def _terms_of(self, items: int) -> int:
+        """Floats of a piece's row for so many items."""
+        return _odd_quads(items * self.spans * ACTIVATION_BLOCK // self.kind.group * (1 + self.kind.has_offset))
+
+    def _room(self, part: int) -> int:
+        """Floats of a piece for each matrix."""
+        return (self.tuning.piece_room or PIECE_ROOM[self.columns]) // part // (4 * self.halves)
+
+    def _of_one(self, blocks: int, own: list[int], part: int) -> _Cut:
+        """Whole rows, units side by side."""
+        most = max(1, min(LANES // self.halves, self._room(part) // self._terms_of(self.items)))
+        strip = -(-max(own) // -(-max(own) // most))
+        pieces = sum(-(-r // strip) for r in own) * max(self.pairs, 1)
+        return _Cut(blocks, max(own), strip, 1, self.items, 1, -(-strip * self.items // UNIT), pieces)
+
+    def _of_several(self, blocks: int, own: list[int], part: int, summers: int) -> _Cut:
+        """Parts of rows, turns of `tall` rows."""
+        tall = self.tall(max(own))
+        sums = LANES * summers // self.halves
+        strips = -(-max(own) // max(tall, sums // self.columns // tall * tall))
+        strip = min(_round(-(-max(own) // strips), tall), sums // self.columns)
+        step = LANES // tall  # items of a turn's row
+        part_items = step
+        while part_items < self.items and strip * self.columns * self._terms_of(part_items + step) <= self._room(part):
+            part_items += step
+        parts = -(-self.items // part_items)
+        part_items = _round(-(-self.items // parts), step)
+        groups = -(-strip // tall)
+        pieces = sum(-(-r // strip) for r in own) * parts
+        return _Cut(blocks, max(own), strip, parts, part_items, groups, groups * (part_items // step), pieces)
+
+    def tall(self, own: int) -> int:
+        """Rows of a turn."""
+        return 4 if own <= 4 else 8
+
+    def stage_bytes(self, tall: int) -> int:
+        """Of a warp's turn, at any alignment."""
+        if not tall:
+            return 4 * ((UNIT // self.block_items * self.item_bytes + 15 + 4 + 15) // 16 * 16)
+        return tall * ((LANES // tall // self.block_items * self.item_bytes + 15 + 4 + 15) // 16 | 1) * 16
+
+    def plan(self, warps: int, depth: int, part: int, beside: int) -> RowPlan:
+        """With so many warps and copies under way; `part`: what the room for tables is divided by."""
+        tuning, kind, columns = self.tuning, self.kind, self.columns
+        warps, depth = tuning.warps or warps, tuning.depth or depth
+        summers, groups = self.summers(warps), self.cols // kind.group
+        cut = self.cut(part, summers)
+        tall = 0 if columns == 1 else self.tall(cut.own)
+        inputs = self.pairs if self.mode == DOWN else self.n
+        input_pitch, scale_pitch = self.items * (32 * self.spans + 16), _odd_quads(self.cols // ACTIVATION_BLOCK)
+        term_pitch = self._terms_of(cut.part_items)
+        region = self.halves * cut.strip * columns * term_pitch * 4
+        terms_room = (tuning.terms_room or TERMS_ROOM[columns]) // part
+        regions = max(1, min(MOST_REGIONS, cut.pieces, terms_room // region))
+        copies = table_copies(kind, (tuning.table_room or TABLE_ROOM) // part)
+        strips = cut.pieces // cut.parts
+        sizes = {
+            "at_inputs": inputs * input_pitch,
+            "at_scales": inputs * scale_pitch * 4,
+            "at_sums": inputs * groups * 4,
+            "at_keys": _round(self.pairs, 4) * 4,
+            "at_strips": strips * self.halves * ENTRY,
+            "at_outs": strips * ENTRY,
+            "at_terms": regions * region,
+            "at_grid": table_bytes(kind) * copies,
+            "at_stages": (warps - summers) * depth * self.stage_bytes(tall),
+            "at_y": self.pairs * cut.own * 4 if self.mode == DOWN else 0,
+        }
+        at, begin = {}, 0
+        for name, size in sizes.items():
+            at[name] = begin
+            begin += _round(size, 128)
+        del at["at_inputs"]
+        return RowPlan(
+            spans=self.spans, columns=columns, tall=tall, warps=warps, summers=summers,
+            readers=-(-cut.strip * columns * self.halves // LANES), depth=depth, beside=beside, copies=copies,
+            aligned=self.wide, blocks=cut.blocks, items=self.items, strip=cut.strip, parts=cut.parts, part_items=cut.part_items,
+            turns=cut.turns, groups=cut.groups, regions=regions, input_pitch=input_pitch, scale_pitch=scale_pitch,
+            sum_pitch=groups, term_pitch=term_pitch, shared=begin, **at,
+        )  # fmt: skip

@@ -158,28 +158,6 @@ DEVICE void box_arrive(u32 at, int lane) {
     }
 }
 
-// A table that several warps fill, `parts` times a turn, and one reads when it is full.
-struct Gate {
-    u64 full, empty;
-};
-
-DEVICE void gate_init(Gate* gate, int parts) {
-    const u32 at = (u32)__cvta_generic_to_shared(gate);
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(parts) : "memory");
-    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(at + 8) : "memory");
-}
-
-DEVICE void gate_wait_full(Gate* gate, u32 turn, int) { box_wait((u32)__cvta_generic_to_shared(gate), turn & 1); }
-DEVICE void gate_wait_empty(Gate* gate, u32 turn) { box_wait((u32)__cvta_generic_to_shared(gate) + 8, (turn & 1) ^ 1); }
-DEVICE void gate_part(Gate* gate, int lane) { box_arrive((u32)__cvta_generic_to_shared(gate), lane); }
-DEVICE void gate_empty(Gate* gate, int lane) { box_arrive((u32)__cvta_generic_to_shared(gate) + 8, lane); }
-
-// A part by one thread, for lanes that a __syncwarp() was before.
-DEVICE void gate_arrive(Gate* gate) {
-    u64 state;
-    asm volatile("mbarrier.arrive.shared.b64 %0, [%1];" : "=l"(state) : "r"((u32)__cvta_generic_to_shared(gate)) : "memory");
-}
-
 DEVICE void box_wait_full(Box* box, u32 turn) { box_wait((u32)__cvta_generic_to_shared(box), turn & 1); }
 DEVICE void box_wait_empty(Box* box, u32 turn) { box_wait((u32)__cvta_generic_to_shared(box) + 8, (turn & 1) ^ 1); }
 DEVICE void box_fill(Box* box, int lane) { box_arrive((u32)__cvta_generic_to_shared(box), lane); }
@@ -201,27 +179,6 @@ DEVICE void wait_for(u32* word, u32 value) {
 }
 
 DEVICE void box_wait(Box* box, u32 value) { wait_for(&box->flag, value); }
-
-struct Gate {
-    u32 parts, emptied;  // counted from the beginning
-};
-
-DEVICE void gate_init(Gate* gate, int) { gate->parts = gate->emptied = 0; }
-
-DEVICE void gate_count(u32* word, int lane) {
-    __threadfence();
-    __syncwarp();
-    if (lane == 0) atomicAdd(word, 1u);
-}
-
-DEVICE void gate_wait_full(Gate* gate, u32 turn, int parts) { wait_for(&gate->parts, parts * (turn + 1)); }
-DEVICE void gate_wait_empty(Gate* gate, u32 turn) { wait_for(&gate->emptied, turn); }
-DEVICE void gate_part(Gate* gate, int lane) { gate_count(&gate->parts, lane); }
-DEVICE void gate_empty(Gate* gate, int lane) { gate_count(&gate->emptied, lane); }
-DEVICE void gate_arrive(Gate* gate) {
-    __threadfence();
-    atomicAdd(&gate->parts, 1u);
-}
 
 DEVICE void box_set(Box* box, u32 value, int lane) {
     __syncwarp();

@@ -9,7 +9,8 @@
 // 32 bytes a span in the order of Item<F>::ORDER; sums: the sums of its activations by groups, float for a format with
 // offsets, int where FOLD says so. terms: for each group the product, scaled, and then the offset's, if there are offsets.
 //
-// Formats without an own Item go through F::span. An own one leaves fields where they are: a masked field is a factor 2^k of
+// Formats without an own Item go through F::span (Plain), and so do items that are multiplied with several rows of
+// activations (Codes). An own one leaves fields where they are: a masked field is a factor 2^k of
 // its number, two fields are multiplied apart and joined in the sum, and a constant that every code lacks is a multiple of
 // the sum of the activations (FOLD). All of that is exact in integers.
 #pragma once
@@ -61,38 +62,58 @@ DEVICE float term(int sum, float scale) { return scaled(sum, scale, scale * -MAG
 // Activations of half h (16) of span s: words of threads 2 h and 2 h + 1 in the order of the format.
 DEVICE uint4 inputs_of(const u8* q, int s, int h) { return *(const uint4*)(q + 32 * s + 16 * h); }
 
+// The codes of an item, for as many rows of activations as there are.
+template <class F, int S>
+struct Codes {
+    enum { G = 32 / F::GROUP, PER = G * (1 + F::OFFSET) };
+
+    u32 words[S][8];  // in the order of the format's activations
+    float scales[S * G], offsets[F::OFFSET ? S * G : 1];
+
+    DEVICE Codes(const u8* p, int first, Grid grid) {
+#pragma unroll
+        for (int s = 0; s < S; s++)
+#pragma unroll
+            for (int t = 0; t < 4; t++) F::span(p, first + s, t, grid, words[s][2 * t], words[s][2 * t + 1]);
+#pragma unroll
+        for (int g = 0; g < S * G; g++) {
+            scales[g] = F::scale(p, first * G + g);
+            if (F::OFFSET) offsets[F::OFFSET ? g : 0] = F::offset(p, first * G + g);
+        }
+    }
+    DEVICE void terms(float (&to)[S * PER], const u8* q, const float* sums) const {
+#pragma unroll
+        for (int s = 0; s < S; s++) {
+            const uint4 v = inputs_of(q, s, 0), w = inputs_of(q, s, 1);
+            const u32 in[8] = {v.x, v.y, v.z, v.w, w.x, w.y, w.z, w.w};
+            int sum[G];
+#pragma unroll
+            for (int k = 0; k < G; k++) sum[k] = MAGIC_BITS;
+#pragma unroll
+            for (int i = 0; i < 8; i++) sum[i % G] = __dp4a((int)words[s][i], (int)in[i], sum[i % G]);
+#pragma unroll
+            for (int k = 0; k < G; k++) {
+                const int g = s * G + k, at = g * (1 + F::OFFSET);
+                to[at] = term(sum[k], scales[g]);
+                if (F::OFFSET) to[at + 1] = sums[g] * offsets[F::OFFSET ? g : 0];
+            }
+        }
+    }
+};
+
 template <class F>
-struct Item {
+struct Plain {
     typedef float Sum;
     enum { ORDER = F::ORDER, FOLD = 0, ODD_CODES = 0, PER = 32 / F::GROUP * (1 + F::OFFSET) };
 
     template <int S>
     DEVICE static void run(float (&terms)[S * PER], const u8* p, int first, Grid grid, const u8* q, const float* sums) {
-        enum { G = 32 / F::GROUP };
-#pragma unroll
-        for (int s = 0; s < S; s++) {
-            int sum[G];
-#pragma unroll
-            for (int k = 0; k < G; k++) sum[k] = MAGIC_BITS;
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const uint4 v = inputs_of(q, s, h);
-                u32 c0, c1;
-                F::span(p, first + s, 2 * h, grid, c0, c1);
-                sum[0] = __dp4a((int)c0, (int)v.x, sum[0]), sum[G - 1] = __dp4a((int)c1, (int)v.y, sum[G - 1]);
-                F::span(p, first + s, 2 * h + 1, grid, c0, c1);
-                sum[0] = __dp4a((int)c0, (int)v.z, sum[0]), sum[G - 1] = __dp4a((int)c1, (int)v.w, sum[G - 1]);
-            }
-#pragma unroll
-            for (int k = 0; k < G; k++) {
-                const int g = (first + s) * G + k;
-                float* to = terms + s * PER + k * (1 + F::OFFSET);
-                to[0] = term(sum[k], F::scale(p, g));
-                if (F::OFFSET) to[1] = sums[s * G + k] * F::offset(p, g);
-            }
-        }
+        Codes<F, S>(p, first, grid).terms(terms, q, sums);
     }
 };
+
+template <class F>
+struct Item : Plain<F> {};
 
 template <>
 struct Item<Q8_0> {

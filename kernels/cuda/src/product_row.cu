@@ -1,31 +1,36 @@
-// The product of quantised weights with single rows of activations: a window of one row, and the experts of a window, whose
-// pairs (row, rank) are taken one by one. Order of summation: ops.py, `product`.
+// The product of quantised weights with the rows of a window. Order of summation: ops.py, `product`.
 //
-// A block owns the same range of weight rows of every *source*: of each matrix, or of the expert of each pair. Its rows are
-// cut into *pieces* of at most `piece` rows of one source, a piece into *units* of 8 items (items.cuh), a warp takes four
-// units at a time, a lane an item. The raw bytes of a unit, which lie side by side in memory, come to shared memory by
-// asynchronous copies DEPTH - 1 turns ahead. A lane puts the terms of its item into the table of the piece; when all units
-// of a piece are there, one of the SUMMERS adds the terms, a lane a row, in the order of the row. So no lane waits for
-// another but at the table, and the order is that of the row whatever the launch.
+// Weights and rows of activations meet in *items* (items.cuh): a lane holds an item of a weight row and multiplies it with
+// up to COLUMNS rows of activations, alone. A block owns the same range of weight rows of every *source*: of each matrix, or
+// of the expert of each pair (row, rank); a pair is a source of its own, with one row of activations. The rows of a source
+// are cut into *strips*, a strip by columns into *pieces*. A lane puts the terms of its item into the table of the piece;
+// when the piece is there, the SUMMERS add its terms, a lane a sum, in the order of the row, and go on with the next piece.
+// So a lane waits for others only at the table, and the order is that of the row whatever the launch.
 //
-// Constants: TYPE a format, SPANS of an item, WARPS of a block, SUMMERS of them, DEPTH copies under way, COPIES of the type's
-// table, ALIGNED = 1 when every block begins at a multiple of 16, and MODE:
-//   DENSE    several matrices of one type with the same row; out (rows,) each
-//   GATE_UP  out (pairs, rows) = silu(gate x) * (up x)
-//   DOWN     the pairs' own inputs; out (n, rows) = weighted sum in rank order, from 0
-//   PAIRS    one matrix; out (pairs, rows): for gate and up of different types
+// Raw bytes come to shared memory by asynchronous copies, DEPTH - 1 *turns* of a warp ahead. TALL = 0: a turn is four units
+// of 8 items that lie side by side in memory, also across rows: for pieces of whole rows. TALL = 4, 8: a turn is so many
+// rows of some blocks, so that lanes share their activations.
+//
+// Constants: TYPE a format, SPANS of an item, COLUMNS (1, 2, 4, 8), TALL, WARPS of a block, SUMMERS of them, DEPTH, blocks
+// that a multiprocessor holds (BESIDE), COPIES of the type's table, ALIGNED = 1 when every block begins at a multiple of 16, and MODE:
+//   DENSE    several matrices of one type with the same rows; out (n, rows) each
+//   GATE_UP  out = silu(gate x) * (up x): of experts (pairs, rows), or of two matrices (n, rows)
+//   DOWN     experts, the pairs' own inputs; out (n, rows) = weighted sum in rank order, from 0
+//   PAIRS    experts, one matrix; out (pairs, rows): for gate and up of different types
 // Pairs go by their expert, so that those with the same one read its weights about the same time. An expert without an
 // address is skipped; DOWN then takes the pair's output from `given`.
 #include "device.cuh"
 #include "formats.cuh"
 #include "items.cuh"
 #include "quantize.cuh"
+#include "gate.cuh"
 
 #define DENSE 0
 #define GATE_UP 1
 #define DOWN 2
 #define PAIRS 3
 #define MATRICES 8
+#define SKIPPED 0x7FFFFFFF
 
 struct Matrix {
     const u8* data;
@@ -34,58 +39,63 @@ struct Matrix {
 };
 
 struct Arguments {
-    Matrix matrix[MATRICES];
-    const float* x;      // (inputs, cols), or null: then q, d as quantize.cu leaves them
+    Matrix matrix[MATRICES];  // GATE_UP of matrices: gate, up
+    const float* x;       // (inputs, cols), or null: then q, d as quantize.cu leaves them
     const u8* q;
     const float* d;
-    const float* join;   // DENSE: null, or (1,): out = fma(sigmoid(join[0]), y, out). DOWN: (n,), with `beside`
-    const u64* first;    // addresses of the experts' gate or down
-    const u64* second;   // of up
-    const int* ids;      // (n, used)
+    const float* join;    // DENSE: null, or (n,): out = fma(sigmoid(join[row]), y, out). DOWN: (n,), with `beside`
+    const u64* first;     // addresses of the experts' gate or down
+    const u64* second;    // of up
+    const int* ids;       // (n, used), or null: no experts
     const float* weights;
-    const float* given;  // (n * used, rows), or null
-    const float* beside; // DOWN: null, or (n, rows): out = fma(sigmoid(join[row]), beside, out) at the end
-    int early;           // works beside the kernel before it (intrinsics.cuh)
+    const float* given;   // (n * used, rows), or null
+    const float* beside;  // DOWN: null, or (n, rows): out = fma(sigmoid(join[row]), beside, out) at the end
+    int early;            // works beside the kernel before it (intrinsics.cuh)
     int n, used, cols, matrices;
-    int items, item_inverse;    // of a row; inverses: 2^32 / divisor, rounded up
-    int units, unit_inverse;    // of a part of a piece
-    int piece;                  // rows of a piece at most
+    int items, item_inverse;      // of a row; inverses: 2^32 / divisor, rounded up
+    int turns, turn_inverse;      // of a piece's rows of one matrix; TALL = 0: units
+    int strip;                    // rows of a strip at most
+    int parts, part_inverse;      // pieces of a strip
+    int part_items;               // items of a piece's row at most
+    int groups, group_inverse;    // TALL: groups of so many rows in a strip
     int regions, region_inverse;  // pieces that the table of terms holds
-    int at_scales, at_sums, at_keys, at_parts, at_pieces, at_terms, at_grid, at_stages, at_y;  // parts of shared memory, bytes
+    int readers;                  // summers that have sums
+    int at_scales, at_sums, at_keys, at_strips, at_outs, at_terms, at_grid, at_stages, at_y;  // parts of shared memory, bytes
     int input_pitch, scale_pitch, sum_pitch, term_pitch;
 };
 
 typedef TYPE F;
+#if COLUMNS == 1
 typedef Item<F> I;
+#else
+typedef Plain<F> I;
+#endif
 enum {
-    PARTS = F::BLOCK == 256 ? 8 / SPANS : 1,                         // items of a block
+    PARTS = F::BLOCK == 256 ? 8 / SPANS : 1,                                          // items of a block
     ITEM_BYTES = F::BLOCK == 256 ? (int)F::BYTES : SPANS * 32 / F::BLOCK * F::BYTES,  // of the blocks of an item
     UNIT_BYTES = 8 / PARTS * ITEM_BYTES,
-    UNIT_PITCH = (UNIT_BYTES + 15 + 4 + 15) / 16 * 16,               // at any alignment, and a word past it
-    STAGE = 4 * UNIT_PITCH,
-    TURNS = (UNIT_BYTES + 15 + 127) / 128,                           // eight lanes copy 16 bytes each
+    UNIT_PITCH = (UNIT_BYTES + 15 + 4 + 15) / 16 * 16,  // at any alignment, and a word past it
+    BLOCKS = TALL ? 32 / TALL / PARTS : 0,              // TALL: of a row in a turn
+    ROW_PITCH = ((BLOCKS * ITEM_BYTES + 15 + 4 + 15) / 16 | 1) * 16,  // an odd number of 16s spreads the banks
+    STAGE = TALL ? TALL * ROW_PITCH : 4 * UNIT_PITCH,
     WORKERS = WARPS - SUMMERS,
     ITEM_TERMS = SPANS * I::PER,
-    INPUT = 32 * SPANS + 16,                                         // an odd number of 16s spreads the banks
+    INPUT = 32 * SPANS + 16,
     NEEDS_SUMS = F::OFFSET || I::FOLD,
     PER_SPAN = 32 / F::GROUP,
     MOST_REGIONS = 16,
-    HALVES = MODE == GATE_UP ? 2 : 1  // gate, then up
+    HALVES = MODE == GATE_UP ? 2 : 1,  // gate, then up
+    SUMS = MODE == GATE_UP ? 16 : 32   // of a summer, for each half
 };
 
-struct Part {  // of a piece: its rows of one matrix (GATE_UP: of gate, then of up)
+struct Strip {  // rows of one matrix (GATE_UP: gate, then up)
     const u8* from;
-    int items;
-    u32 place;  // input row, region, turn
-
-    DEVICE int input() const { return place & 0xFF; }
-    DEVICE int region() const { return place >> 8 & 0xF; }
-    DEVICE int turn() const { return place >> 12; }
+    int rows, input;  // input: the row of activations of a pair
 };
 
-struct Piece {
-    float* out;  // of its first row; DOWN: in the block's table
-    int rows, unused;
+struct Out {
+    float* to;  // of the strip's first row
+    int rows, pitch;  // floats between rows of activations
 };
 
 DEVICE int divide(int a, int by, int inverse) { return by == 1 ? a : (int)__umulhi((u32)a, (u32)inverse); }
@@ -93,38 +103,34 @@ DEVICE int divide(int a, int by, int inverse) { return by == 1 ? a : (int)__umul
 DEVICE int first_row(int rows, int block) { return (int)((u32)rows * (u32)block / gridDim.x); }
 
 struct Tables {
-    Part* parts;
-    Piece* pieces;
+    Strip* strips;
+    Out* outs;
     int* keys;  // the pairs' experts, SKIPPED where one is not there
     float* y;   // DOWN: (pairs, rows of the block)
 };
 
-#define SKIPPED 0x7FFFFFFF
-
-// Enter piece `number`: `rows` from `row` on of the matrices at first and second, for an input row.
-DEVICE void enter_piece(const Arguments& a, const Tables& to, int number, const u8* first, const u8* second, int row, int rows,
-                        int input, float* out) {
-    const int turn = divide(number, a.regions, a.region_inverse), region = number - turn * a.regions;
-    const long long at = (long long)row * (a.cols / F::BLOCK * F::BYTES);
-    const u32 place = input | region << 8 | turn << 12;
-    to.parts[HALVES * number] = Part{first + at, rows * a.items, place};
-    if (MODE == GATE_UP) to.parts[HALVES * number + 1] = Part{second + at, rows * a.items, place};
-    to.pieces[number] = Piece{out, rows, 0};
+// Enter the strips of rows [row, row + rows) of the matrices at first and second, from strip `number` on.
+DEVICE void enter_strips(const Arguments& a, const Tables& to, int number, int begin, int step, const u8* first, const u8* second,
+                         int row, int rows, int input, float* out, int pitch) {
+    const long long row_bytes = a.cols / F::BLOCK * F::BYTES;
+    for (int i = begin; i * a.strip < rows; i += step) {
+        const int at = i * a.strip, own = min(a.strip, rows - at);
+        to.strips[HALVES * (number + i)] = Strip{first + (row + at) * row_bytes, own, input};
+        if (MODE == GATE_UP) to.strips[HALVES * (number + i) + 1] = Strip{second + (row + at) * row_bytes, own, input};
+        to.outs[number + i] = Out{out + at, own, pitch};
+    }
 }
 
-// The pieces of the block; their number at `count`, which is 0 before. Ends without a barrier.
-DEVICE void find_pieces(const Arguments& a, const Tables& to, int* count) {
-    if (MODE == DENSE) {
+// The strips of the block; their number at `count`, which is 0 before. Ends without a barrier.
+DEVICE void find_strips(const Arguments& a, const Tables& to, int* count) {
+    if (MODE == DENSE || (MODE == GATE_UP && !a.ids)) {
         int before = 0;
         for (int m = 0; m < a.matrices; m++) {
-            const int row = first_row(a.matrix[m].rows, blockIdx.x), rows = first_row(a.matrix[m].rows, blockIdx.x + 1) - row;
-            const int own = (rows + a.piece - 1) / a.piece;
-            for (int i = threadIdx.x; i < own; i += 32 * WARPS) {
-                const int at = i * a.piece;
-                enter_piece(a, to, before + i, a.matrix[m].data, 0, row + at, min(a.piece, rows - at), 0,
-                            a.matrix[m].out + row + at);
-            }
-            before += own;
+            const Matrix& matrix = a.matrix[m];
+            const int row = first_row(matrix.rows, blockIdx.x), rows = first_row(matrix.rows, blockIdx.x + 1) - row;
+            enter_strips(a, to, before, threadIdx.x, 32 * WARPS, matrix.data, a.matrix[1].data, row, rows, 0, matrix.out + row,
+                         matrix.rows);
+            before += (rows + a.strip - 1) / a.strip;
         }
         if (threadIdx.x == 0) *count = before;
         return;
@@ -147,13 +153,9 @@ DEVICE void find_pieces(const Arguments& a, const Tables& to, int* count) {
         before += (k.x < key || (k.x == key && i < p)) + (k.y < key || (k.y == key && i + 1 < p)) +
                   (k.z < key || (k.z == key && i + 2 < p)) + (k.w < key || (k.w == key && i + 3 < p));
     }
-    const int own = (rows + a.piece - 1) / a.piece;
-    float* out = MODE == DOWN ? to.y + p * rows : a.matrix[0].out + (long long)p * all + row;
-    for (int i = 0; i < own; i++) {
-        const int at = i * a.piece;
-        enter_piece(a, to, before * own + i, (const u8*)first, (const u8*)second, row + at, min(a.piece, rows - at),
-                    MODE == DOWN ? p : p / a.used, out + at);
-    }
+    const int own = (rows + a.strip - 1) / a.strip;
+    enter_strips(a, to, before * own, 0, 1, (const u8*)first, (const u8*)second, row, rows, MODE == DOWN ? p : p / a.used,
+                 MODE == DOWN ? to.y + p * rows : a.matrix[0].out + (long long)p * all + row, 0);
     atomicAdd(count, own);
 }
 
@@ -177,7 +179,7 @@ DEVICE uint2 ordered(u32 x, u32 y) {
 DEVICE void inputs_to_shared(const Arguments& a, u8* shared, int inputs) {
     const int octets = a.cols / 8, turns = (octets + 31) / 32, lane = threadIdx.x & 31;
     for (int i = threadIdx.x >> 5; i < inputs * turns; i += WARPS) {
-        const int row = MODE == DENSE ? 0 : i / turns, o = (i - row * turns) * 32 + lane, u = o & 3, here = min(o, octets - 1);
+        const int row = i / turns, o = (i - row * turns) * 32 + lane, u = o & 3, here = min(o, octets - 1);
         u32 x, y;
         float d;
         if (a.x) {
@@ -258,9 +260,8 @@ struct Eight {
     }
 };
 
-DEVICE float sum_of_row(const float* terms, const float* scales, int count) {
+DEVICE float add_row(float sum, const float* terms, const float* scales, int count) {
     const int eights = count / 8;
-    float sum = 0.0f;
     Eight next;
     if (eights) next.load(terms, scales);
 #pragma unroll 2
@@ -273,22 +274,34 @@ DEVICE float sum_of_row(const float* terms, const float* scales, int count) {
     return sum;
 }
 
-// Rows of the finished pieces, in the order of the pieces.
-DEVICE void sum_pieces(const Arguments& a, const u8* shared, const Tables& tables, Gate* gates, int count, int begin) {
-    const int lane = threadIdx.x & 31, half = MODE == GATE_UP ? lane >> 4 : 0, r = MODE == GATE_UP ? lane & 15 : lane;
-    for (int number = begin; number < count; number += SUMMERS) {
-        const Piece piece = tables.pieces[number];
-        const Part part = tables.parts[HALVES * number];
-        const int row = (part.region() * HALVES + half) * a.piece + min(r, piece.rows - 1);
-        gate_wait_full(&gates[part.region()], part.turn(), HALVES * a.units);
-        const float sum = sum_of_row((const float*)(shared + a.at_terms) + row * a.term_pitch,
-                                     (const float*)(shared + a.at_scales) + part.input() * a.scale_pitch, a.items * ITEM_TERMS);
-        gate_empty(&gates[part.region()], lane);
-        const float up = MODE == GATE_UP ? __shfl_down_sync(~0u, sum, 16) : 0.0f;
-        if (r >= piece.rows || half) continue;
-        float* out = piece.out + r;
-        if (MODE == GATE_UP) *out = silu_f32(sum) * up;
-        else *out = MODE == DENSE && a.join ? fmaf(sigmoid_f32(a.join[0]), sum, *out) : sum;
+DEVICE void finish(const Arguments& a, const Out& out, float sum, int half, int r, int column) {
+    const float up = MODE == GATE_UP ? __shfl_down_sync(~0u, sum, 16) : 0.0f;
+    if (r >= out.rows || half || (COLUMNS > 1 && column >= a.n)) return;
+    float* to = out.to + (COLUMNS > 1 ? (long long)column * out.pitch + r : r);
+    if (MODE == GATE_UP) *to = silu_f32(sum) * up;
+    else *to = MODE == DENSE && a.join ? fmaf(sigmoid_f32(a.join[column]), sum, *to) : sum;
+}
+
+// One of the SUMMERS: its sums of all strips, piece by piece.
+DEVICE void add_pieces(const Arguments& a, const u8* shared, const Tables& tables, Gate* gates, int pieces, int summer) {
+    const int lane = threadIdx.x & 31, half = MODE == GATE_UP ? lane >> 4 : 0;
+    const int at = SUMS * summer + lane % SUMS, r = at / COLUMNS, column = at % COLUMNS;
+    if (SUMS * summer >= a.strip * COLUMNS) return;
+    int turn = 0, region = 0, strip = 0, part = 0;
+    float sum = 0.0f;
+    for (int piece = 0; piece < pieces; piece++) {
+        const Strip own = tables.strips[HALVES * strip];
+        const int row = ((region * HALVES + half) * a.strip + min(r, own.rows - 1)) * COLUMNS + column, first = part * a.part_items;
+        const float* scales = (const float*)(shared + a.at_scales) + (own.input + min(column, COLUMNS > 1 ? a.n - 1 : 0)) * a.scale_pitch;
+        gate_wait_full(&gates[region], turn, HALVES * a.turns);
+        sum = add_row(part ? sum : 0.0f, (const float*)(shared + a.at_terms) + row * a.term_pitch, scales + first * SPANS,
+                      min(a.part_items, a.items - first) * ITEM_TERMS);
+        __syncwarp();
+        if (lane == 0) gate_read(&gates[region]);
+        if (++region == a.regions) region = 0, turn++;
+        if (++part < a.parts) continue;
+        part = 0;
+        finish(a, tables.outs[strip++], sum, half, r, column);
     }
 }
 
@@ -311,100 +324,177 @@ DEVICE void join_rows(const Arguments& a, const int* keys, const float* y) {
 // The compiler must have the value here.
 #define KEEP_POINTER(x) asm volatile("" : "+l"(x))
 
-struct Place {  // of a unit: its bytes, items before it in its part, items of the part
-    Part part;
-    const u8* from;
-    int item, half;
+struct Place {  // of a turn, or of a unit
+    Strip strip;
+    int piece, half, part, number;  // number: in the piece's rows of one matrix
 };
 
-DEVICE Place place_of(const Arguments& a, const Part* parts, int number) {
-    const int part = divide(number, a.units, a.unit_inverse), j = number - part * a.units;
+DEVICE Place place_of(const Arguments& a, const Strip* strips, int number) {
     Place p;
-    p.part = parts[part];
-    p.from = p.part.from + j * UNIT_BYTES;
-    p.item = 8 * j;
-    p.half = MODE == GATE_UP ? part & 1 : 0;
+    const int rows = divide(number, a.turns, a.turn_inverse);
+    p.number = number - rows * a.turns;
+    p.half = MODE == GATE_UP ? rows & 1 : 0;
+    p.piece = rows / HALVES;
+    const int strip = TALL ? divide(p.piece, a.parts, a.part_inverse) : p.piece;
+    p.part = TALL ? p.piece - strip * a.parts : 0;
+    p.strip = strips[strip * HALVES + p.half];
     return p;
 }
 
-KERNEL __launch_bounds__(32 * WARPS, 2) void product_row(PARAMETER Arguments a) {
+// `bytes` from an address to a stage, 16 at a time by LANES neighbours.
+template <int LANES, int MOST>
+DEVICE void copy_bytes(u8* to, const u8* from, int bytes, int lane) {
+    const int shift = (int)((u64)from & 15), end = shift + bytes - 16 * lane;
+    from += 16 * lane - shift;
+    KEEP_POINTER(from);  // the addresses of the turns are this one and a constant
+    to += 16 * lane;
+#pragma unroll
+    for (int i = 0; i < (MOST + 15 + 16 * LANES - 1) / (16 * LANES); i++)
+        if (16 * LANES * i < end) copy16(to + 16 * LANES * i, from + 16 * LANES * i);
+}
+
+struct Turn {  // what a warp works on: of the lane
+    const u8* stages;  // of the warp
+    int lane, row_bytes;
+
+    // TALL: first row in the strip and first block in the row of a turn.
+    DEVICE int row(const Arguments& a, const Place& p) const {
+        return (p.number - divide(p.number, a.groups, a.group_inverse) * a.groups) * TALL;
+    }
+    DEVICE int block(const Arguments& a, const Place& p) const {
+        return p.part * a.part_items / PARTS + divide(p.number, a.groups, a.group_inverse) * BLOCKS;
+    }
+
+    DEVICE void load(const Arguments& a, const Strip* strips, int number, int all, int stage) const {
+        u8* const to = (u8*)stages + stage * STAGE;
+        if (number < all) {
+            const Place p = place_of(a, strips, number);
+            if (TALL) {
+                const int row = this->row(a, p), block = this->block(a, p), rows = p.strip.rows - row;
+                const int blocks = min((int)BLOCKS, min(a.items, (p.part + 1) * a.part_items) / PARTS - block);
+                const u8* from = p.strip.from + ((long long)row * row_bytes + block * ITEM_BYTES);
+#pragma unroll
+                for (int r = 0; r < TALL; r++, from += row_bytes)
+                    if (r < rows) copy_bytes<32, BLOCKS * ITEM_BYTES>(to + r * ROW_PITCH, from, blocks * ITEM_BYTES, lane);
+            } else {
+                const int left = p.strip.rows * a.items - 8 * p.number;
+                copy_bytes<8, UNIT_BYTES>(to + (lane >> 3) * UNIT_PITCH, p.strip.from + p.number * UNIT_BYTES,
+                                          min((int)UNIT_BYTES, left * ITEM_BYTES / PARTS), lane & 7);
+            }
+        }
+        copies_commit();
+    }
+};
+
+struct Mine {  // the item of a lane
+    const u8* p;   // its bytes
+    int r, item;   // row in the strip, item in the row
+    bool there;
+};
+
+DEVICE Mine item_of(const Arguments& a, const Turn& turn, const Place& p, int stage) {
+    const int lane = turn.lane;
+    const u8* const at = turn.stages + stage * STAGE;
+    Mine m;
+    if (TALL) {
+        const int own = lane % (TALL ? TALL : 1), part = lane / (TALL ? TALL : 1), block = turn.block(a, p);
+        m.r = turn.row(a, p) + own;
+        m.item = block * PARTS + part;
+        m.there = m.r < p.strip.rows && m.item < min(a.items, (p.part + 1) * a.part_items);
+        const u32 shift = ((u32)(u64)p.strip.from + m.r * turn.row_bytes + block * ITEM_BYTES) & 15;
+        m.p = at + own * ROW_PITCH + shift + part / PARTS * ITEM_BYTES;
+    } else {
+        const int item = 8 * p.number + (lane & 7);
+        m.r = divide(item, a.items, a.item_inverse);
+        m.item = item - m.r * a.items;
+        m.there = m.r < p.strip.rows;
+        const u32 shift = ((u32)(u64)p.strip.from + p.number * UNIT_BYTES) & 15;
+        m.p = at + (lane >> 3) * UNIT_PITCH + shift + (lane & 7) / PARTS * ITEM_BYTES;
+    }
+    return m;
+}
+
+DEVICE void store_terms(float* to, const float (&terms)[ITEM_TERMS]) {
+    if (ITEM_TERMS % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < ITEM_TERMS / 4; i++)
+            ((float4*)to)[i] = make_float4(terms[4 * i], terms[4 * i + 1], terms[4 * i + 2], terms[4 * i + 3]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < ITEM_TERMS; i++) to[i] = terms[i];
+    }
+}
+
+// The terms of a lane's item, when its place in the table is free.
+DEVICE void multiply(const Arguments& a, u8* shared, const Place& p, const Mine& mine, Gate* gates, Grid grid, int region,
+                     int turn) {
+    const int first = F::BLOCK == 256 ? mine.item % PARTS * SPANS : 0, item = min(mine.item, a.items - 1);
+    const u8* q = shared + p.strip.input * a.input_pitch + item * INPUT;
+    const auto* sums = (const typename I::Sum*)(shared + a.at_sums) + p.strip.input * a.sum_pitch + item * (SPANS * PER_SPAN);
+    const int row = ((region * HALVES + p.half) * a.strip + mine.r) * COLUMNS;
+    float* to = (float*)(shared + a.at_terms) + row * a.term_pitch + (mine.item - p.part * a.part_items) * ITEM_TERMS;
+    float terms[ITEM_TERMS];
+#if COLUMNS == 1
+    I::template run<SPANS>(terms, mine.p, first, grid, q, sums);
+    if (turn > 0) gate_wait_read(&gates[region], turn, a.readers);
+    if (mine.there) store_terms(to, terms);
+#else
+    const Codes<F, SPANS> codes(mine.p, first, grid);
+    if (turn > 0) gate_wait_read(&gates[region], turn, a.readers);
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) {
+        if (c >= a.n) break;
+        codes.terms(terms, q + c * a.input_pitch, sums + c * a.sum_pitch);
+        if (mine.there) store_terms(to + c * a.term_pitch, terms);
+    }
+#endif
+}
+
+KERNEL __launch_bounds__(32 * WARPS, BESIDE) void product_row(PARAMETER Arguments a) {
     extern __shared__ __align__(16) u8 shared[];
     __shared__ Gate gates[MOST_REGIONS];
     __shared__ int count;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 3, own = lane & 7;
-    const Tables tables{(Part*)(shared + a.at_parts), (Piece*)(shared + a.at_pieces), (int*)(shared + a.at_keys),
+    enum { AT_ONCE = TALL ? 1 : 4, STEP = AT_ONCE * WORKERS };
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const Tables tables{(Strip*)(shared + a.at_strips), (Out*)(shared + a.at_outs), (int*)(shared + a.at_keys),
                         (float*)(shared + a.at_y)};
-    if (threadIdx.x < a.regions) gate_init(&gates[threadIdx.x], HALVES * a.units);
+    if (threadIdx.x < a.regions) gate_init(&gates[threadIdx.x], HALVES * a.turns);
     if (threadIdx.x == 0) count = 0;
     if (a.early) next_may_come();
-    else if (MODE == GATE_UP || MODE == PAIRS) inputs_ready();  // the picks say which weights
-    find_pieces(a, tables, &count);  // DOWN: the picks are older than the kernel before
+    else if ((MODE == GATE_UP && a.ids) || MODE == PAIRS) inputs_ready();  // the picks say which weights
+    find_strips(a, tables, &count);  // DOWN: the picks are older than the kernel before
     __syncthreads();
-    const int units = count * (HALVES * a.units);
+    const int pieces = count * a.parts, all = pieces * (HALVES * a.turns);
 
-    // Turn by turn, a group of eight lanes copies its unit.
-    u8* const stages = shared + a.at_stages + warp * (DEPTH * STAGE) + group * UNIT_PITCH;
-    auto load = [&](int number, int stage) {
-        if (number < units) {
-            const Place place = place_of(a, tables.parts, number);
-            const int shift = (int)((u64)place.from & 15), left = place.part.items - place.item;
-            const int end = shift + min((int)UNIT_BYTES, left * ITEM_BYTES / PARTS) - 16 * own;  // of the unit, for this lane
-            const u8* from = place.from + (16 * own - shift);
-            KEEP_POINTER(from);  // the addresses of the turns are this one and a constant
-            u8* to = stages + stage * STAGE + 16 * own;
-#pragma unroll
-            for (int i = 0; i < TURNS; i++)
-                if (128 * i < end) copy16(to + 128 * i, from + 128 * i);
-        }
-        copies_commit();
-    };
+    const Turn turn{shared + a.at_stages + warp * (DEPTH * STAGE), lane, a.cols / F::BLOCK * F::BYTES};
     const bool worker = warp < WORKERS;
-    int number = 4 * warp + group;  // of the unit
+    int number = AT_ONCE * warp + (TALL ? 0 : lane >> 3);
     if (worker) {
 #pragma unroll
-        for (int i = 0; i < DEPTH; i++) load(number + i * (4 * WORKERS), i);
+        for (int i = 0; i < DEPTH; i++) turn.load(a, tables.strips, number + i * STEP, all, i);
     }
     table_to_shared(shared + a.at_grid);
-    if ((MODE == DENSE || MODE == DOWN) && !a.early) inputs_ready();
+    if ((MODE == DENSE || (MODE == GATE_UP && !a.ids) || MODE == DOWN) && !a.early) inputs_ready();
     inputs_to_shared(a, shared, MODE == DOWN ? a.n * a.used : a.n);
     __syncthreads();
 
     if (!worker) {
-        sum_pieces(a, shared, tables, gates, count, warp - WORKERS);
+        add_pieces(a, shared, tables, gates, pieces, warp - WORKERS);
     } else {
         const int copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES;
         const Grid grid{shared + a.at_grid + copy * (F::LOOK == WORD ? 4 : 8)};
-        const u8* const at_own = stages + own / PARTS * ITEM_BYTES;
         int stage = 0;
-        for (int first = 4 * warp; first < units; first += 4 * WORKERS, number += 4 * WORKERS) {
+        for (int first = AT_ONCE * warp; first < all; first += STEP, number += STEP) {
             copies_wait<DEPTH - 1>();
             __syncwarp();
-            const Place place = place_of(a, tables.parts, min(number, units - 1));
-            const Part& part = place.part;
-            const int item = place.item + own, r = divide(item, a.items, a.item_inverse), in_row = item - r * a.items;
-            const u8* q = shared + part.input() * a.input_pitch + in_row * INPUT;
-            const auto* sums = (const typename I::Sum*)(shared + a.at_sums) + part.input() * a.sum_pitch + in_row * (SPANS * PER_SPAN);
-            float terms[ITEM_TERMS];
-            I::template run<SPANS>(terms, at_own + (stage * STAGE + (int)((u64)place.from & 15)),
-                                   PARTS == 1 ? 0 : own % PARTS * SPANS, grid, q, sums);
-
-            Gate* gate = &gates[part.region()];
-            if (part.turn() > 0) gate_wait_empty(gate, part.turn());
-            if (number < units && item < part.items) {
-                const int row = (part.region() * HALVES + place.half) * a.piece + r;
-                float* to = (float*)(shared + a.at_terms) + row * a.term_pitch + in_row * ITEM_TERMS;
-                if (ITEM_TERMS % 4 == 0) {
-#pragma unroll
-                    for (int i = 0; i < ITEM_TERMS / 4; i++)
-                        ((float4*)to)[i] = make_float4(terms[4 * i], terms[4 * i + 1], terms[4 * i + 2], terms[4 * i + 3]);
-                } else {
-#pragma unroll
-                    for (int i = 0; i < ITEM_TERMS; i++) to[i] = terms[i];
-                }
-            }
+            const Place place = place_of(a, tables.strips, min(number, all - 1));
+            const int filling = divide(place.piece, a.regions, a.region_inverse), region = place.piece - filling * a.regions;
+            Mine mine = item_of(a, turn, place, stage);
+            mine.there &= number < all;
+            multiply(a, shared, place, mine, gates, grid, region, filling);
             __syncwarp();  // the terms are there, and the stage is free
-            if (own == 0 && number < units) gate_arrive(gate);
-            load(number + DEPTH * (4 * WORKERS), stage);
+            if ((TALL ? lane : lane & 7) == 0 && number < all) gate_filled(&gates[region]);
+            turn.load(a, tables.strips, number + DEPTH * STEP, all, stage);
             stage = stage + 1 == DEPTH ? 0 : stage + 1;
         }
         copies_wait<0>();

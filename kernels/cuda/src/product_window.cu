@@ -20,6 +20,41 @@
 #include "quantize.cuh"
 #include "experts.cuh"
 
+#if ARCH >= 800 && !defined(ON_HOST)
+// A table that several warps fill, `parts` times a turn, and one reads when it is full.
+struct Gate {
+    u64 full, empty;
+};
+
+DEVICE void gate_init(Gate* gate, int parts) {
+    const u32 at = (u32)__cvta_generic_to_shared(gate);
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(parts) : "memory");
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(at + 8) : "memory");
+}
+
+DEVICE void gate_wait_full(Gate* gate, u32 turn, int) { box_wait((u32)__cvta_generic_to_shared(gate), turn & 1); }
+DEVICE void gate_wait_empty(Gate* gate, u32 turn) { box_wait((u32)__cvta_generic_to_shared(gate) + 8, (turn & 1) ^ 1); }
+DEVICE void gate_part(Gate* gate, int lane) { box_arrive((u32)__cvta_generic_to_shared(gate), lane); }
+DEVICE void gate_empty(Gate* gate, int lane) { box_arrive((u32)__cvta_generic_to_shared(gate) + 8, lane); }
+#else
+struct Gate {
+    u32 parts, emptied;  // counted from the beginning
+};
+
+DEVICE void gate_init(Gate* gate, int) { gate->parts = gate->emptied = 0; }
+
+DEVICE void gate_count(u32* word, int lane) {
+    __threadfence();
+    __syncwarp();
+    if (lane == 0) atomicAdd(word, 1u);
+}
+
+DEVICE void gate_wait_full(Gate* gate, u32 turn, int parts) { wait_for(&gate->parts, parts * (turn + 1)); }
+DEVICE void gate_wait_empty(Gate* gate, u32 turn) { wait_for(&gate->emptied, turn); }
+DEVICE void gate_part(Gate* gate, int lane) { gate_count(&gate->parts, lane); }
+DEVICE void gate_empty(Gate* gate, int lane) { gate_count(&gate->emptied, lane); }
+#endif
+
 #define DENSE 0
 #define GATE_UP 1
 #define DOWN 2

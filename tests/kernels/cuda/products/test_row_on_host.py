@@ -7,18 +7,20 @@ import pytest
 
 from strata.kernels.cuda import row_product
 from strata.kernels.cuda.arguments import address
-from strata.kernels.cuda.plans import RowTuning
+from strata.kernels.cuda.plans import DENSE, RowTuning
 from strata.kernels.reference.linear import ordered_linear
 
 from .conftest import activations, same_bits
 
 
-def dense(host, weights, tuning):
-    x = activations(1, weights[0].cols)
+def dense(host, weights, n, tuning):
+    x = activations(n, weights[0].cols)
     placed = [host.weight(w) for w in weights]
-    outs = [host.upload(np.full((1, w.rows), np.nan, np.float32)) for w in weights]
+    outs = [host.upload(np.full((n, w.rows), np.nan, np.float32)) for w in weights]
     matrices = [(address(w.data), o, w.rows) for w, o in zip(placed, outs, strict=True)]
-    row_product.dense(weights[0].type, matrices, weights[0].cols, tuning, x=host.upload(x))
+    kind, cols = weights[0].type, weights[0].cols
+    plan = row_product.plan(kind, matrices, n, cols, tuning)
+    row_product.dense(plan, kind, matrices, DENSE, x=host.upload(x), n=n, cols=cols)
     for got, want in zip(outs, ordered_linear(weights, x), strict=True):
         same_bits(host.download(got), want)
 
@@ -45,4 +47,24 @@ ROWS = [
 
 @pytest.mark.parametrize("name, rows, cols, tuning", ROWS, ids=str)
 def test_a_row_has_the_bits_of_the_written_order(host, random_weight, name, rows, cols, tuning):
-    dense(host, [random_weight(name, rows, cols)], tuning)
+    dense(host, [random_weight(name, rows, cols)], 1, tuning)
+
+
+WINDOWS = [
+    ("Q6_K", 75, 768, 8, RowTuning()),
+    ("Q6_K", 21, 2560, 3, RowTuning(piece_room=3072)),
+    ("Q6_K", 5, 2560, 8, RowTuning(piece_room=8192, terms_room=8192)),
+    ("Q8_0", 79, 320, 5, RowTuning()),
+    ("Q8_0", 19, 352, 2, RowTuning()),
+    ("Q5_K", 40, 1280, 7, RowTuning(piece_room=4096, terms_room=8192)),
+    ("IQ4_NL", 33, 640, 4, RowTuning(terms_room=512, piece_room=256)),
+    ("IQ3_S", 40, 1280, 8, RowTuning(depth=1)),
+    ("Q2_K", 33, 512, 8, RowTuning(summers=2)),
+    ("Q2_0", 33, 320, 6, RowTuning()),
+    ("MXFP4", 9, 192, 2, RowTuning()),
+]
+
+
+@pytest.mark.parametrize("name, rows, cols, n, tuning", WINDOWS, ids=str)
+def test_rows_of_a_window_have_the_bits_of_the_written_order(host, random_weight, name, rows, cols, n, tuning):
+    dense(host, [random_weight(name, rows, cols)], n, tuning)
