@@ -19,7 +19,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -62,12 +62,21 @@ WAYS = (
     RowTuning(warps=8, depth=2),
     RowTuning(warps=8, depth=4),
     RowTuning(warps=8, depth=2, blocks=2),
-    RowTuning(warps=12, depth=2, summers=2),
     RowTuning(warps=12, depth=2, piece_room=6 << 10),
     RowTuning(warps=12, depth=2, piece_room=24 << 10, terms_room=48 << 10),
 )
+"""Of one row and of experts."""
 TABLE_WAYS = tuple(RowTuning(table_room=k << 10) for k in (1, 8, 16, 64))
 """Of experts, beside WAYS: copies of the table of IQ3_S."""
+WINDOW_WAYS = (
+    Tuning(together=True),
+    Tuning(row=RowTuning(warps=12)),
+    Tuning(row=RowTuning(warps=16, depth=1)),
+    Tuning(row=RowTuning(summers=2)),
+    Tuning(row=RowTuning(piece_room=16 << 10)),
+    Tuning(row=RowTuning(piece_room=64 << 10, terms_room=128 << 10)),
+)
+"""Of several rows."""
 
 
 @dataclass(slots=True)
@@ -197,15 +206,18 @@ def measure(bench: Bench, case: Case, tuning: Tuning, note: str = "") -> None:
     bench.add(f"{case.name} n={case.n}{note}", "us", us, more)
 
 
-def note_of(way: RowTuning) -> str:
-    named = {f.name: getattr(way, f.name) for f in fields(way)}
+def note_of(way: Tuning) -> str:
+    named = {f.name: getattr(way.row, f.name) for f in fields(way.row)} | {"together": way.together}
     return "".join(f" {name}={value}" for name, value in named.items() if value)
 
 
-def ways(case: Case) -> Iterator[RowTuning]:
-    yield from WAYS
+def ways(case: Case) -> Iterator[Tuning]:
+    if case.n > 1 and case.name != "experts":
+        yield from WINDOW_WAYS
+        return
+    yield from (Tuning(row=way) for way in WAYS)
     if case.name == "experts":
-        yield from TABLE_WAYS
+        yield from (Tuning(row=way) for way in TABLE_WAYS)
 
 
 # ----------------------------------------------------------------------------------------------------------- compiling
@@ -228,14 +240,14 @@ def load(kernel: tuple[str, str, tuple[tuple[str, int | str], ...]]) -> None:
     compile.load_kernel(source, name, **dict(constants))
 
 
-def compile_all(cases: Sequence[Case], tunings: Sequence[Tuning]) -> int:
+def compile_all(cases: Sequence[Case], more: bool) -> int:
     """All kernels that the cases will ask for, by several processes: the compiler works on one source at a time."""
     asked = Asked()
     patches = [mock.patch.object(module, "load_kernel", asked) for module in MODULES]
     for patch in patches:
         patch.start()
     for case in cases:
-        for tuning in tunings:
+        for tuning in (Tuning(), *(ways(case) if more else ())):
             try:
                 case.launches[0](tuning)
             except ValueError:  # does not fit
@@ -268,20 +280,19 @@ def main(argv: list[str] | None = None) -> int:
             cases["experts"] = experts(bench, n)
         if "layer" in only:
             cases["layer"] = layer(bench, cases, n)
-    tunings = [Tuning(), *(Tuning(row=way) for way in (*WAYS, *TABLE_WAYS))] if args.ways else [Tuning()]
-    count = compile_all([case for cases in sets.values() for case in cases.values() if case.name != "layer"], tunings)
+    alone = [case for cases in sets.values() for case in cases.values() if case.name != "layer"]
+    count = compile_all(alone, args.ways)
     console.print(f"{count} kernels compiled; plain read {bench.peak:.0f} GB/s")
     for cases in sets.values():
         for name in only:
             measure(bench, cases[name], Tuning())
-    if args.ways:
-        for n, cases in sets.items():
-            for case in (cases[name] for name in only if n == 1 or name == "experts"):
-                for way in ways(case):
-                    try:
-                        measure(bench, case, replace(Tuning(), row=way), note_of(way))
-                    except ValueError:
-                        continue
+    for cases in sets.values() if args.ways else ():
+        for case in (cases[name] for name in only if name != "layer"):
+            for way in ways(case):
+                try:
+                    measure(bench, case, way, note_of(way))
+                except ValueError:  # does not fit
+                    continue
     flags = {"card": bench.cp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "read_gb_s": round(bench.peak)}
     report = Report(tool="window_products_cuda", records=bench.records, flags=flags)
     if args.out:

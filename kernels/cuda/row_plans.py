@@ -327,7 +327,7 @@ class _Job:
         return RowPlan(
             spans=self.spans, columns=columns, tall=tall, warps=warps, summers=summers,
             readers=-(-cut.strip * columns * self.halves // LANES), depth=depth, beside=beside, copies=copies,
-            aligned=self.wide, blocks=cut.blocks, items=self.items, strip=cut.strip, parts=cut.parts, part_items=cut.part_items,
-            turns=cut.turns, groups=cut.groups, regions=regions, input_pitch=input_pitch, scale_pitch=scale_pitch,
-            sum_pitch=groups, term_pitch=term_pitch, shared=begin, **at,
+            aligned=self.wide, blocks=cut.blocks, items=self.items, strip=cut.strip, parts=cut.parts,
+            part_items=cut.part_items, turns=cut.turns, groups=cut.groups, regions=regions, input_pitch=input_pitch,
+            scale_pitch=scale_pitch, sum_pitch=groups, term_pitch=term_pitch, shared=begin, **at,
         )  # fmt: skip
