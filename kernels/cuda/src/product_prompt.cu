@@ -316,7 +316,8 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const u8* shared, int buffer,
 // The same for any number of eights up to EIGHTS.
 template <int EIGHTS>
 struct Steps {
-    DEVICE static void multiply(float (&acc)[MT][NT][4], const u8* shared, int buffer, int spans, int eights, int wm, int wn) {
+    DEVICE static void multiply(float (&acc)[MT][NT][4], const u8* shared, int buffer, int spans, int eights, int wm,
+                                int wn) {
         if (eights == EIGHTS) multiply_step<EIGHTS>(acc, shared, buffer, spans, wm, wn);
         else Steps<EIGHTS - 1>::multiply(acc, shared, buffer, spans, eights, wm, wn);
     }
@@ -328,7 +329,8 @@ struct Steps<1> {
     }
 };
 
-DEVICE void store_tile(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, int tile, int eights, int wm, int wn) {
+DEVICE void store_tile(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, int tile, int eights, int wm,
+                       int wn) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int first = w.row + tile * ROWS;
     float* out = a.matrix[w.matrix].out;
@@ -397,56 +399,87 @@ DEVICE void store_quantized(const Arguments& a, const float (&acc)[MT][NT][4], c
 }
 #endif
 
-KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Arguments a) {
-    extern __shared__ __align__(16) u8 shared[];
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int wm = warp % WARPS_DOWN, wn = warp / WARPS_DOWN;
-    const int row_bytes = a.cols / F::BLOCK * F::BYTES;
-    const int steps = (a.cols + STEP - 1) / STEP, chunks = (steps + 1) / 2;
-    if (MODE != DENSE) inputs_ready();
-    Work w;
-    if (!find_work(a, w)) return;
+DEVICE void clear(float (&acc)[MT][NT][4]) {
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int j = 0; j < NT; j++) acc[i][j][0] = acc[i][j][1] = acc[i][j][2] = acc[i][j][3] = 0.0f;
+}
+
+// All copies of the block so far, for all of its threads.
+DEVICE void copies_arrive() {
+    copies_commit();
+    copies_wait<0>();
+    __syncthreads();
+}
+
+// Where the row of each column begins, in int8.
+DEVICE void find_sources(u8* shared, const Arguments& a, const Work& w) {
     for (int c = threadIdx.x; c < BN; c += THREADS) {
         const int column = w.begin + min(c, w.count - 1);
         ((u32*)(shared + AT_SOURCE))[c] = (u32)(MODE == DENSE ? column : a.order[column] / a.divide) * a.cols;
     }
-    if (!w.first) return;
+}
 
-    auto spans_of = [&](int step) { return min(4, a.cols / 32 - 4 * step); };
-    Place chunk{0, 0};  // to be fetched
-    int fetched = 0;
-    auto fetch_chunk = [&] {
+// The type's table, and the lane's copy of it.
+DEVICE Grid fill_table(u8* shared) {
+#if HAS_TABLE
+    enum { WORDS = F::LOOK == WORD ? 1 : 2 };
+    u32* table = (u32*)(shared + AT_TABLE);
+    for (int i = threadIdx.x; i < F::GRID * COPIES; i += THREADS)
+        for (int k = 0; k < WORDS; k++) table[i * WORDS + k] = table_words[i / COPIES * WORDS + k];
+#endif
+    const int lane = threadIdx.x & 31, copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES;
+    return Grid{shared + AT_TABLE + copy * (F::LOOK == WORD ? 4 : 8)};
+}
+
+// The raw bytes of a run on their way: fetched chunk by chunk, unpacked step by step.
+struct Rows {
+    u8* shared;
+    const Work& w;
+    int row_bytes, chunks;  // bytes of a row, chunks of a tile
+    Grid grid;
+    Place chunk;            // to be fetched
+    int fetched;            // chunks
+    u32 low, high;          // address bits of the thread's rows of the tile that is unpacked
+
+    DEVICE void fetch() {
         if (chunk.tile < w.tiles)
             fetch_rows(shared + (CHUNKS == 2 && fetched & 1 ? BM * PITCH : 0), w, row_bytes, chunk);
         chunk = chunk.after(chunks), fetched++;
-    };
-    fetch_chunk();
-    if (CHUNKS == 2) fetch_chunk();
-    const int my_row = 16 * warp + (lane >> 2);
-#if HAS_TABLE
-    enum { WORDS = F::LOOK == WORD ? 1 : 2 };
-    for (int i = threadIdx.x; i < F::GRID * COPIES; i += THREADS)
-        for (int k = 0; k < WORDS; k++) ((u32*)(shared + AT_TABLE))[i * WORDS + k] = table_words[i / COPIES * WORDS + k];
-#endif
-    const int copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES;
-    const Grid grid{shared + AT_TABLE + copy * (F::LOOK == WORD ? 4 : 8)};
+    }
+
+    DEVICE void unpack(Place step, int buffer) {
+        if (step.at == 0) {
+            const int row = 16 * (threadIdx.x >> 5) + (threadIdx.x >> 2 & 7);
+            low = (u32)(u64)row_of(w, step.tile, row, row_bytes);
+            high = (u32)(u64)row_of(w, step.tile, row + 8, row_bytes);
+        }
+        unpack_step(shared, low, high, step.at, step.tile * chunks + (step.at >> 1), buffer, grid);
+    }
+};
+
+KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Arguments a) {
+    extern __shared__ __align__(16) u8 shared[];
+    const int warp = threadIdx.x >> 5, wm = warp % WARPS_DOWN, wn = warp / WARPS_DOWN;
+    const int steps = (a.cols + STEP - 1) / STEP;
+    if (MODE != DENSE) inputs_ready();
+    Work w;
+    if (!find_work(a, w)) return;
+    find_sources(shared, a, w);
+    if (!w.first) return;
+
+    Rows rows{shared, w, a.cols / F::BLOCK * F::BYTES, (steps + 1) / 2};
+    rows.fetch();
+    if (CHUNKS == 2) rows.fetch();
+    rows.grid = fill_table(shared);
     if (MODE == DENSE) inputs_ready();  // the weights do not wait for the kernel before
     __syncthreads();
     const int eights = MODE == DENSE ? (int)NT : (w.count + 8 * WARPS_ACROSS - 1) / (8 * WARPS_ACROSS);
     const int columns = 8 * eights * WARPS_ACROSS;
-    u32 low, high;
-    auto unpack = [&](Place step, int buffer) {
-        if (step.at == 0) {
-            low = (u32)(u64)row_of(w, step.tile, my_row, row_bytes);
-            high = (u32)(u64)row_of(w, step.tile, my_row + 8, row_bytes);
-        }
-        unpack_step(shared, low, high, step.at, step.tile * chunks + (step.at >> 1), buffer, grid);
-    };
     fetch_inputs(shared, a, 0, 0, columns);
-    copies_commit();
-    copies_wait<0>();
-    __syncthreads();
-    unpack(Place{0, 0}, 0);
+    copies_arrive();
+    rows.unpack(Place{0, 0}, 0);
     __syncthreads();
 
     const bool busy = 8 * eights * wn < w.count;  // a warp whose columns are all past the tile's end only unpacks
@@ -458,39 +491,31 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
         const bool more = next.tile < w.tiles;
         if (more) fetch_inputs(shared, a, next.at, buffer ^ 1, columns);
         if (here.at & 1 || next.at == 0) {  // the chunk of this step is unpacked: its place takes another
-            if (CHUNKS == 2) {
-                fetch_chunk();
-            } else if (more) {
-                fetch_chunk();
-                copies_commit();
-                copies_wait<0>();
-                __syncthreads();
-            }
+            if (CHUNKS == 2 || more) rows.fetch();
+            if (CHUNKS == 1 && more) copies_arrive();
         }
         copies_commit();
 #pragma unroll 1
         for (int part = 0; part < 2; part++) {  // a loop, so that the code is there once
             if ((part == 0) == unpacks_first) {
-                if (more) unpack(next, buffer ^ 1);
+                if (more) rows.unpack(next, buffer ^ 1);
             } else if (busy) {
-                if (MODE == DENSE) multiply_step<NT>(acc, shared, buffer, spans_of(here.at), wm, wn);
-                else Steps<NT>::multiply(acc, shared, buffer, spans_of(here.at), eights, wm, wn);
+                const int spans = min(4, a.cols / 32 - 4 * here.at);
+                if (MODE == DENSE) multiply_step<NT>(acc, shared, buffer, spans, wm, wn);
+                else Steps<NT>::multiply(acc, shared, buffer, spans, eights, wm, wn);
             }
         }
-#ifndef NEXT_ORDER
-        if (next.at == 0 && busy) {
+        if (MODE != GATE_UP && next.at == 0 && busy) {
             store_tile(a, acc, w, here.tile, eights, wm, wn);
-#pragma unroll
-            for (int i = 0; i < MT; i++)
-#pragma unroll
-                for (int j = 0; j < NT; j++) acc[i][j][0] = acc[i][j][1] = acc[i][j][2] = acc[i][j][3] = 0.0f;
+            clear(acc);
         }
-#endif
         copies_wait<0>();
         __syncthreads();
         here = next;
     }
-#ifdef NEXT_ORDER
-    store_quantized(a, acc, w, (float*)shared, eights, wm, wn);  // a run of one tile
+#ifdef NEXT_ORDER  // GATE_UP has runs of one tile
+    store_quantized(a, acc, w, (float*)shared, eights, wm, wn);
+#else
+    if (MODE == GATE_UP && busy) store_tile(a, acc, w, 0, eights, wm, wn);
 #endif
 }

@@ -50,6 +50,16 @@ def test_no_way_to_cut_the_experts_of_a_prompt_changes_a_bit(host, random_weight
     host.check_mixture(tuple(stacks), 57, 2)
 
 
+@pytest.mark.gpu
+def test_no_way_to_cut_a_prompt_changes_a_bit_on_a_card(device, random_weight, only_cut):
+    for name, cols in (("Q6_K", 1280), ("IQ3_S", 512), ("IQ4_NL", 96), ("Q2_K", 768)):
+        device.check_linear([random_weight(name, 700, cols), random_weight(name, 40, cols, seed=1)], 270)
+    for kinds in (("IQ3_S", "IQ3_S", "IQ4_NL"), ("Q8_0", "Q8_0", "Q5_1")):
+        shapes = ((160, 512), (160, 512), (512, 160))
+        stacks = [random_weight(t, *s, experts=5, seed=i) for i, (t, s) in enumerate(zip(kinds, shapes, strict=True))]
+        device.check_mixture(tuple(stacks), 300, 2)
+
+
 @pytest.mark.parametrize("arch", CARDS)
 def test_a_prompt_of_any_type_fits_every_card(arch):
     for kind in TYPES:
