@@ -23,6 +23,7 @@ MOST_COLUMNS: Final = 8
 LANES: Final = 32
 UNIT: Final = 8
 """Items whose bytes eight lanes copy together."""
+UNITS_OF_A_TURN: Final = 4
 MOST_REGIONS: Final = 16
 MOST_PAIRS: Final = 128
 """Of a window: a thread of the smallest block finds one."""
@@ -36,12 +37,15 @@ SMALL_SPANS: Final = (5, 4, 2, 1)
 """Spans of an item of blocks of 32, by preference: an odd number of them keeps the lanes out of each other's banks."""
 
 ALONE_COLUMNS: Final = 4
-"""Rows of activations from which a block takes a whole multiprocessor: its registers, and room for terms."""
+ALONE_PAIRS: Final = 32
+"""Rows of activations of an item, and pairs, from which a block takes a whole multiprocessor: its registers, and room
+for terms and inputs."""
 
 UNTUNED: Final = RowTuning()
 SUMMERS: Final = {1: 1, 2: 1, 4: 2, 8: 4}
 """Warps that add, by rows of activations."""
-TABLE_ROOM: Final = 32 << 10
+TABLE_ROOM: Final = {2: 32 << 10, 1: 64 << 10}
+"""By the blocks that a multiprocessor holds."""
 TERMS_ROOM: Final = {1: 32 << 10, 2: 32 << 10, 4: 48 << 10, 8: 64 << 10}
 PIECE_ROOM: Final = {1: 12 << 10, 2: 12 << 10, 4: 24 << 10, 8: 32 << 10}
 _LESS: Final = ((16, 2, 1), (16, 2, 2), (12, 2, 1), (12, 2, 2), (16, 1, 2), (8, 2, 4), (8, 1, 8), (4, 1, 32))
@@ -167,7 +171,7 @@ def row_plan(
     job = _Job(card, kind, mode, matrix_rows, cols, n, used, wide, tuning)
     half = card.shared_multiprocessor // 2 - 2 * STATIC
     limits = {2: min(half, card.shared_block - STATIC), 1: card.shared_block - STATIC}
-    for beside in (2, 1) if job.columns < ALONE_COLUMNS else (1,):
+    for beside in (1,) if job.columns >= ALONE_COLUMNS or job.pairs >= ALONE_PAIRS else (2, 1):
         for way in _LESS[2:] if beside == 2 and job.columns > 1 else _LESS:  # more registers a thread
             plan = job.plan(*way, beside)
             if plan.shared <= limits[beside]:
@@ -298,6 +302,8 @@ class _Job:
         warps, depth = tuning.warps or warps, tuning.depth or depth
         summers, groups = self.summers(warps), self.cols // kind.group
         cut = self.cut(part, summers)
+        all_turns = -(-cut.pieces * cut.turns * self.halves // (1 if columns > 1 else UNITS_OF_A_TURN))
+        depth = min(depth, max(1, -(-all_turns // (warps - summers))))  # no more than there is to copy
         tall = 0 if columns == 1 else self.tall(cut.own)
         inputs = self.pairs if self.mode == DOWN else self.n
         input_pitch, scale_pitch = self.items * (32 * self.spans + 16), _odd_quads(self.cols // ACTIVATION_BLOCK)
@@ -305,7 +311,7 @@ class _Job:
         region = self.halves * cut.strip * columns * term_pitch * 4
         terms_room = (tuning.terms_room or TERMS_ROOM[columns]) // part
         regions = max(1, min(MOST_REGIONS, cut.pieces, terms_room // region))
-        copies = table_copies(kind, (tuning.table_room or TABLE_ROOM) // part)
+        copies = table_copies(kind, (tuning.table_room or TABLE_ROOM[beside]) // max(1, part // 2))
         strips = cut.pieces // cut.parts
         sizes = {
             "at_inputs": inputs * input_pitch,
