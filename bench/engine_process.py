@@ -6,6 +6,7 @@ Errors   EngineFailed with the engine's last ERR line and the end of its log
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import subprocess
@@ -97,7 +98,8 @@ class EngineProcess:
             env={**os.environ, **(env or {})},
             cwd=cwd,
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         self.info: dict[str, int | float | str] = {}
         try:
             self.max_context = self._wait_ready(ready_s)
@@ -171,7 +173,7 @@ class EngineProcess:
 
     def close(self) -> None:
         """QUIT, then terminate, then kill; each gets 20 s."""
-        assert self._process.stdin is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
         if self._process.poll() is None:
             try:
                 if not self._process.stdin.closed:
@@ -187,6 +189,10 @@ class EngineProcess:
                     break
                 except subprocess.TimeoutExpired:
                     continue
+        self._reader.join(CLOSE_S)  # stdout ends with the process
+        self._process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):  # what it no longer reads
+            self._process.stdin.close()
         self._log.close()
 
     def __enter__(self) -> Self:
