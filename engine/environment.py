@@ -35,15 +35,16 @@ HERE: Final[dict[str, str]] = {
 """Variables that this engine obeys."""
 
 SO_ANYWAY: Final = _names(
-    "BATCH_ATTN_ROWS BATCH_GDN_GROUPS BATCH_SELF_COMMIT CKPT_POOL QSA_SLOTS SLOT_COPY_BATCHSYNC SLOT_COPY_DIRECT "
-    "SLOT_CKPT_MOVE"
+    "ADMIT_MERGE_FIRST BATCH_ATTN_ROWS BATCH_GDN_GROUPS BATCH_SELF_COMMIT CKPT_POOL MMQ_DIRECT QSA_SLOTS "
+    "SLOT_COPY_BATCHSYNC SLOT_COPY_DIRECT SLOT_CKPT_MOVE"
 )
-"""Switches that ask for how it is done here: one launch for all rows of a window, states copied on the device without
-waiting, memory of checkpoints used again."""
+"""Switches that ask for how it is done here: one launch for all rows of a window, the first token from the last prompt
+rows, experts of a prompt read where they lie, states copied on the device without waiting, memory of checkpoints used
+again."""
 
 NO_EFFECT_SWITCHES: Final = _names(
-    "ADMIT_MERGE_FIRST ARENA_REGISTER BATCH_GROUPS_NV_SERIAL BATCH_MTP BATCH_MTP_SERIAL CKPT_THREADS DBG_GDN "
-    "FOUR_CARD_PROFILE IO_PREFETCH MMQ_DIRECT MMQ_GROUP_SORT PIPED_CONCURRENT PIPED_CONCURRENT_PRIO "
+    "ARENA_REGISTER BATCH_GROUPS_NV_SERIAL BATCH_MTP BATCH_MTP_SERIAL CKPT_THREADS DBG_GDN "
+    "FOUR_CARD_PROFILE IO_PREFETCH MMQ_GROUP_SORT PIPED_CONCURRENT PIPED_CONCURRENT_PRIO "
     "PIPE_BYIELD_NODRAIN PREFILL_HELP PREFILL_OWN_AUTO SPLIT_MTP_BATCH STAGE_TRIM PREFILL_EQUAL SPLIT_OWN "
     "SPLIT_OWN_BUFFERS SPLIT_TIMING ADAPT_NOWAIT RESIDENT_PIN"
 )

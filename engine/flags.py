@@ -360,6 +360,8 @@ Examples
       strata-engine --pack model.gguf
   Serve it with a longer context on four threads (this is what strata-server starts):
       strata-engine --serve --pack model.gguf --max-context 32768 --threads 4
+  Four conversations at once, and RAM for those that others push out:
+      strata-engine --serve --pack model.gguf --batch 4 --conversation-cache-mib 4096
   One greedy request by hand: 8 tokens after the ids 11, 12, 13, then leave:
       printf 'GEN 8 11,12,13\\nQUIT\\n' | strata-engine --serve --pack model.gguf
   The same on a graphics card, as if it had 24 GiB:
