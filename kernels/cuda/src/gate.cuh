@@ -18,7 +18,7 @@ DEVICE u32 gate_seen(const u32* word) {
 
 DEVICE void gate_init(Gate* gate, int parts) {
     gate->read = 0;
-#if ARCH >= 800 && !defined(ON_HOST)
+#if ARCH >= 800
     const u32 at = (u32)__cvta_generic_to_shared(&gate->full);
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(parts) : "memory");
 #else
@@ -28,7 +28,7 @@ DEVICE void gate_init(Gate* gate, int parts) {
 
 // Of every thread that comes.
 DEVICE void gate_wait_full(const Gate* gate, u32 turn, int parts) {
-#if ARCH >= 800 && !defined(ON_HOST)
+#if ARCH >= 800
     const u32 at = (u32)__cvta_generic_to_shared(&gate->full);
     u32 done;
     do asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
@@ -47,7 +47,7 @@ DEVICE void gate_wait_read(const Gate* gate, u32 turn, int readers) {
 
 // By one thread, for lanes that a __syncwarp() was before.
 DEVICE void gate_filled(Gate* gate) {
-#if ARCH >= 800 && !defined(ON_HOST)
+#if ARCH >= 800
     u64 state;
     asm volatile("mbarrier.arrive.shared.b64 %0, [%1];" : "=l"(state) : "r"((u32)__cvta_generic_to_shared(&gate->full)) : "memory");
 #else

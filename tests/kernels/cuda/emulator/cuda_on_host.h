@@ -476,6 +476,23 @@ static inline void ptx_mma_sync_aligned_m16n8k16_row_col_s32_s8_s8_s32(int& d0, 
     emulated::multiply<1>(to, a, b, from);
     d0 = to[0], d1 = to[1], d2 = to[2], d3 = to[3];
 }
+// A barrier in shared memory: arrivals of a phase, those still to come, phases that have ended.
+struct Mbarrier { unsigned short all, left; unsigned ended; };
+static inline Mbarrier* mbarrier_at(unsigned address) {
+    if (address % 8) emulated::fail("a barrier is not at a multiple of 8");
+    return reinterpret_cast<Mbarrier*>(emulated::shared_pointer(address));
+}
+static inline void ptx_mbarrier_init_shared_b64(unsigned address, int arrivals) {
+    *mbarrier_at(address) = {(unsigned short)arrivals, (unsigned short)arrivals, 0};
+}
+static inline void ptx_mbarrier_arrive_shared_b64(unsigned long long&, unsigned address) {
+    Mbarrier* b = mbarrier_at(address);
+    if (--b->left == 0) b->left = b->all, b->ended++;
+}
+static inline void ptx_mbarrier_test_wait_parity_shared_b64(unsigned& done, unsigned address, unsigned parity) {
+    emulated::yield(emulated::RUNNING, 0);
+    done = (mbarrier_at(address)->ended & 1) != parity;
+}
 template <class T> inline void ptx_nothing(T&) {}
 static inline void ptx_ld_acquire_cta_shared_u32(unsigned& value, unsigned address) {
     emulated::yield(emulated::RUNNING, 0);

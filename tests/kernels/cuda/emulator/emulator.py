@@ -43,6 +43,7 @@ FLAGS = (
 )
 KERNEL = re.compile(r'extern\s+"C"\s+__attribute__\(\(visibility\("default"\)\)\)\s+void\s+(\w+)\s*\(')
 SHARED = re.compile(r"(extern\s+)?SHARED_MEMORY\s+(?:__attribute__\(\(aligned\(\d+\)\)\)\s*)?([^;]+);")
+REGISTERS = re.compile(r"^\{\s*(?:\.reg[^;]*;\s*)+")
 DECLARATOR = re.compile(r"(.*?)(\w+)\s*((?:\[.*\])?)$", re.DOTALL)
 
 
@@ -68,7 +69,7 @@ def _called_instructions(text: str) -> str:
             depth += (text[end] == "(") - (text[end] == ")")
             end += 1
         template, *operands = _split(text[found.end() : end - 1].replace("::", ": :"), ":")
-        words = template.strip('"').split()
+        words = REGISTERS.sub("", template.strip('"')).split()
         name = re.sub(r"\W", "_", words[0].rstrip(";")) if words else "nothing"
         values = [operand[operand.index("(") :] for part in operands[:2] if part for operand in _split(part, ",")]
         done += f"{text[: found.start()]}ptx_{name}({', '.join(values)})"

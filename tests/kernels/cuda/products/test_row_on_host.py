@@ -45,6 +45,14 @@ ROWS = [
 ]
 
 
+def test_warps_that_leave_turns_of_a_table_out_do_not_overtake_it(host, host_loader, random_weight):
+    weights = [random_weight(name, 190, 512) for name in ("Q6_K", "Q6_K")]
+    for order in (3, 4):
+        host_loader.emulator.order = order
+        for n, rooms in ((1, (700, 1400)), (8, (2400, 2400))):
+            dense(host, weights, n, RowTuning(warps=8, piece_room=rooms[0], terms_room=rooms[1]))
+
+
 @pytest.mark.parametrize("name, rows, cols, tuning", ROWS, ids=str)
 def test_a_row_has_the_bits_of_the_written_order(host, random_weight, name, rows, cols, tuning):
     dense(host, [random_weight(name, rows, cols)], 1, tuning)
