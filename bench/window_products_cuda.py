@@ -43,11 +43,11 @@ DENSE = {
     "up": ("Q8_0", (10240,), 320),
     "in": ("Q6_K", (10240, 6144), HIDDEN),
     "out": ("Q6_K", (HIDDEN,), 6144),
-    "gates": ("Q6_K", (INNER, INNER), HIDDEN),
-    "small": ("Q6_K", (HIDDEN,), INNER),
+    "gates": ("Q8_0", (INNER, INNER), HIDDEN),
+    "small": ("Q8_0", (HIDDEN,), INNER),
     "head": ("Q5_K", (248320,), HIDDEN),
 }
-"""Name -> type, rows of each matrix, columns. Up is Q8_0, since its rows are no whole blocks of Q6_K."""
+"""Name -> type, rows of each matrix, columns. Up and small are Q8_0, since their rows are no whole blocks of Q6_K."""
 EXPERT_TYPES = ("IQ3_S", "IQ4_NL")
 LAYER = ("down", "up", "in", "out", "down", "up", "gates", "small", "experts")
 LAYERS = 4
