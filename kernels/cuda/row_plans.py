@@ -24,6 +24,10 @@ LANES: Final = 32
 UNIT: Final = 8
 """Items whose bytes eight lanes copy together."""
 UNITS_OF_A_TURN: Final = 4
+LANE_COLUMNS: Final = 2
+"""Rows of activations that a lane multiplies alone; more take matrix steps."""
+SMALL_TURN: Final = 1.15
+"""What a weight row costs in a turn of 8 rows, measured by one of 16."""
 MOST_REGIONS: Final = 16
 MOST_PAIRS: Final = 128
 """Of a window: a thread of the smallest block finds one."""
@@ -46,9 +50,10 @@ SUMMERS: Final = {1: 1, 2: 1, 4: 2, 8: 4}
 """Warps that add, by rows of activations."""
 TABLE_ROOM: Final = {2: 32 << 10, 1: 64 << 10}
 """By the blocks that a multiprocessor holds."""
-TERMS_ROOM: Final = {1: 32 << 10, 2: 32 << 10, 4: 48 << 10, 8: 64 << 10}
-PIECE_ROOM: Final = {1: 12 << 10, 2: 12 << 10, 4: 24 << 10, 8: 32 << 10}
+TERMS_ROOM: Final = {1: 32 << 10, 2: 32 << 10, 4: 64 << 10, 8: 88 << 10}
+PIECE_ROOM: Final = {1: 12 << 10, 2: 12 << 10, 4: 12 << 10, 8: 12 << 10}
 _LESS: Final = ((16, 2, 1), (16, 2, 2), (12, 2, 1), (12, 2, 2), (16, 1, 2), (8, 2, 4), (8, 1, 8), (4, 1, 32))
+_LESS_OF_SEVERAL: Final = ((16, 2, 1), (12, 2, 1), (16, 1, 1), (12, 1, 2), (8, 2, 2), (8, 1, 4), (4, 1, 16))
 """Warps, copies under way and what the room for tables is divided by, from most to least shared memory."""
 
 
@@ -135,11 +140,11 @@ def _odd_quads(floats: int) -> int:
     return _round(floats, 4) + (4 - _round(floats, 4)) % 8
 
 
-def spans_of(kind: TensorType, cols: int) -> int:
-    """Spans of an item."""
+def spans_of(kind: TensorType, cols: int, columns: int) -> int:
+    """Spans of an item. For matrix steps whole blocks; an item of a lane takes at most five."""
     spans = cols // ACTIVATION_BLOCK
     if kind.block == 256:
-        return 4
+        return 4 if columns <= LANE_COLUMNS else 8
     if kind.block == 64:
         return 4 if spans % 4 == 0 else 2
     return next(s for s in SMALL_SPANS if spans % s == 0)
@@ -172,7 +177,8 @@ def row_plan(
     half = card.shared_multiprocessor // 2 - 2 * STATIC
     limits = {2: min(half, card.shared_block - STATIC), 1: card.shared_block - STATIC}
     for beside in (1,) if job.columns >= ALONE_COLUMNS or job.pairs >= ALONE_PAIRS else (2, 1):
-        for way in _LESS[2:] if beside == 2 and job.columns > 1 else _LESS:  # more registers a thread
+        ways = _LESS_OF_SEVERAL if beside == 1 else _LESS[2:] if job.columns > 1 else _LESS  # registers a thread
+        for way in ways:
             plan = job.plan(*way, beside)
             if plan.shared <= limits[beside]:
                 return plan
@@ -211,7 +217,7 @@ class _Job:
 
     @property
     def spans(self) -> int:
-        return self.tuning.spans or spans_of(self.kind, self.cols)
+        return self.tuning.spans or spans_of(self.kind, self.cols, self.columns)
 
     @property
     def items(self) -> int:
@@ -243,14 +249,15 @@ class _Job:
 
     def summers(self, warps: int) -> int:
         """Of so many warps of a block."""
-        return self.tuning.summers or min(SUMMERS[self.columns], max(1, warps // 4))
+        return self.tuning.summers or min(SUMMERS[self.columns], max(1, warps // 3))
 
     def cut(self, part: int, summers: int) -> _Cut:
         """Rows and columns of strips and pieces; `part`: what the room for terms is divided by."""
         blocks = self.card.multiprocessors * (self.tuning.blocks or 1)
         while True:
             own = [-(-r // blocks) for r in self.matrix_rows]
-            cut = self._of_one(blocks, own, part) if self.columns == 1 else self._of_several(blocks, own, part, summers)
+            lanes = self.columns <= LANE_COLUMNS
+            cut = self._of_lanes(blocks, own, part, summers) if lanes else self._of_steps(blocks, own, part, summers)
             if cut.pieces * cut.turns * self.halves < MOST_TURNS:
                 return cut
             blocks *= 2
@@ -263,38 +270,40 @@ class _Job:
         """Floats of a piece for each matrix."""
         return (self.tuning.piece_room or PIECE_ROOM[self.columns]) // part // (4 * self.halves)
 
-    def _of_one(self, blocks: int, own: list[int], part: int) -> _Cut:
+    def _of_lanes(self, blocks: int, own: list[int], part: int, summers: int) -> _Cut:
         """Whole rows, units side by side."""
-        most = max(1, min(LANES // self.halves, self._room(part) // self._terms_of(self.items)))
+        sums, room = LANES * summers // self.halves, self._room(part) // self._terms_of(self.items)
+        most = max(1, min(sums, room) // self.columns)
         strip = -(-max(own) // -(-max(own) // most))
         pieces = sum(-(-r // strip) for r in own) * max(self.pairs, 1)
         return _Cut(blocks, max(own), strip, 1, self.items, 1, -(-strip * self.items // UNIT), pieces)
 
-    def _of_several(self, blocks: int, own: list[int], part: int, summers: int) -> _Cut:
-        """Parts of rows, turns of `tall` rows."""
-        tall = self.tall(max(own))
-        sums = LANES * summers // self.halves
-        strips = -(-max(own) // max(tall, sums // self.columns // tall * tall))
-        strip = min(_round(-(-max(own) // strips), tall), sums // self.columns)
-        step = LANES // tall  # items of a turn's row
-        part_items = step
-        while part_items < self.items and strip * self.columns * self._terms_of(part_items + step) <= self._room(part):
-            part_items += step
+    def _of_steps(self, blocks: int, own: list[int], part: int, summers: int) -> _Cut:
+        """Parts of rows, turns of an item of `tall` rows."""
+        tall, most = self.tall(max(own)), LANES * summers // self.halves // self.columns
+        strip = max(own)
+        if strip > most:
+            strip = min(most, _round(-(-strip // -(-strip // most)), tall))
+        part_items = 1
+        while part_items < self.items and strip * self.columns * self._terms_of(part_items + 1) <= self._room(part):
+            part_items += 1
         parts = -(-self.items // part_items)
-        part_items = _round(-(-self.items // parts), step)
+        part_items = -(-self.items // parts)
         groups = -(-strip // tall)
         pieces = sum(-(-r // strip) for r in own) * parts
-        return _Cut(blocks, max(own), strip, parts, part_items, groups, groups * (part_items // step), pieces)
+        return _Cut(blocks, max(own), strip, parts, part_items, groups, groups * part_items, pieces)
 
     def tall(self, own: int) -> int:
-        """Rows of a turn."""
-        return 4 if own <= 4 else 8
+        """Rows of a strip in a turn: 16, unless 8 leave fewer of them empty."""
+        if self.columns <= LANE_COLUMNS:
+            return 0
+        return 16 if self.halves == 1 and SMALL_TURN * _round(own, 8) > _round(own, 16) else 8
 
     def stage_bytes(self, tall: int) -> int:
         """Of a warp's turn, at any alignment."""
         if not tall:
             return 4 * ((UNIT // self.block_items * self.item_bytes + 15 + 4 + 15) // 16 * 16)
-        return tall * ((LANES // tall // self.block_items * self.item_bytes + 15 + 4 + 15) // 16 | 1) * 16
+        return tall * self.halves * ((self.item_bytes + 15 + 4 + 15) // 16 | 1) * 16
 
     def plan(self, warps: int, depth: int, part: int, beside: int) -> RowPlan:
         """With so many warps and copies under way; `part`: what the room for tables is divided by."""
@@ -302,9 +311,9 @@ class _Job:
         warps, depth = tuning.warps or warps, tuning.depth or depth
         summers, groups = self.summers(warps), self.cols // kind.group
         cut = self.cut(part, summers)
-        all_turns = -(-cut.pieces * cut.turns * self.halves // (1 if columns > 1 else UNITS_OF_A_TURN))
+        tall = self.tall(cut.own)
+        all_turns = cut.pieces * cut.turns if tall else -(-cut.pieces * cut.turns * self.halves // UNITS_OF_A_TURN)
         depth = min(depth, max(1, -(-all_turns // (warps - summers))))  # no more than there is to copy
-        tall = 0 if columns == 1 else self.tall(cut.own)
         inputs = self.pairs if self.mode == DOWN else self.n
         input_pitch, scale_pitch = self.items * (32 * self.spans + 16), _odd_quads(self.cols // ACTIVATION_BLOCK)
         term_pitch = self._terms_of(cut.part_items)

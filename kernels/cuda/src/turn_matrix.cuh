@@ -1,0 +1,141 @@
+// Turns of a window of three to eight rows: matrix steps of 8 or 16 rows of weights and 8 of activations.
+//
+// A turn is an item of TALL rows of a strip, 8 or 16; of GATE_UP of 8 rows of gate and the same of up. Four lanes unpack a
+// row, as formats.cuh says. A lane has the sums of rows g and g + 8 and columns 2 t and 2 t + 1.
+#pragma once
+
+enum {
+    ITEM_BYTES = SPANS * 32 / F::BLOCK * F::BYTES,
+    LINES = MODE == GATE_UP ? 16 : TALL,            // rows of weights of a turn
+    ROWS = MODE == GATE_UP ? 8 : TALL,              // of the strip
+    LINE = ((ITEM_BYTES + 15 + 4 + 15) / 16 | 1) * 16,  // an odd number of 16s spreads the banks
+    STAGE = LINES * LINE,
+    MOST_PIECES = (ITEM_BYTES + 30) / 16,
+    LINE_LANES = MOST_PIECES <= 8 ? 8 : MOST_PIECES <= 16 ? 16 : 32,  // neighbours that copy a line
+    AT_ONCE = 1,
+    ARRIVALS = 1,
+    PAIRS_OF_COLUMNS = COLUMNS / 2
+};
+
+struct Turn {
+    Strip strip;
+    const u8* second;  // of GATE_UP: the rows of up
+    int piece, row, item, in_piece;  // row: first of the turn in the strip; item: in the row, and in the piece's row
+    bool there;
+
+    DEVICE Turn(const Arguments& a, const Strip* strips, int number) {
+        piece = divide(number, a.turns, a.turn_inverse);
+        const int j = number - piece * a.turns, of = divide(piece, a.parts, a.part_inverse), part = piece - of * a.parts;
+        in_piece = divide(j, a.groups, a.group_inverse);
+        row = (j - in_piece * a.groups) * ROWS;
+        item = part * a.part_items + in_piece;
+        there = item < a.items && in_piece < a.part_items;
+        strip = strips[HALVES * of];
+        second = strips[HALVES * of + HALVES - 1].from;
+    }
+    // A line's bytes: of row g of the turn, and of row g + 8 or of up.
+    DEVICE const u8* line(const Arguments& a, int g, int upper) const {
+        const int row_bytes = a.cols / F::BLOCK * F::BYTES, r = row + g + (MODE == GATE_UP ? 0 : 8 * upper);
+        return (MODE == GATE_UP && upper ? second : strip.from) + ((long long)r * row_bytes + item * ITEM_BYTES);
+    }
+};
+
+DEVICE int first_number(int warp, int) { return warp; }
+
+DEVICE bool ends_turn(int lane) { return lane == 0; }
+
+DEVICE void load_turn(const Arguments& a, const Strip* strips, u8* stage, int number, int lane) {
+    const Turn turn(a, strips, number);
+    if (!turn.there) return;
+    const int piece = 16 * (lane % LINE_LANES), begin = lane / LINE_LANES;
+#pragma unroll
+    for (int i = 0; i < LINES * LINE_LANES / 32; i++) {
+        const int line = begin + i * (32 / LINE_LANES), g = line & 7, upper = line >> 3;
+        const u8* from = turn.line(a, g, upper);
+        const int shift = (int)((u64)from & 15);
+        const bool there = turn.row + g + (MODE == GATE_UP ? 0 : 8 * upper) < turn.strip.rows;
+        if (there && piece < shift + ITEM_BYTES) copy16(stage + line * LINE + piece, from - shift + piece);
+    }
+}
+
+// The terms of the lane's sums, four of a row and column together.
+struct Places {
+    float* to[LINES / 8][2];
+    bool there[LINES / 8][2];
+    float ready[LINES / 8][2][4];
+
+    DEVICE Places(const Arguments& a, u8* shared, const Turn& turn, int region, int g, int t, bool all) {
+#pragma unroll
+        for (int h = 0; h < LINES / 8; h++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int r = turn.row + g + (MODE == GATE_UP ? 0 : 8 * h), half = MODE == GATE_UP ? h : 0;
+                const int at = i * (a.strip * PAIRS_OF_COLUMNS) + r * PAIRS_OF_COLUMNS + t;
+                const int place = (region * HALVES + half) * (a.strip * COLUMNS) + at;
+                to[h][i] = (float*)(shared + a.at_terms) + place * a.term_pitch + turn.in_piece * ITEM_TERMS;
+                there[h][i] = all && turn.there && r < turn.strip.rows && 2 * t + i < a.n;
+            }
+    }
+    // Term `at` of all four; a constant.
+    DEVICE void put(int h, int i, int at, float term) {
+        if (ITEM_TERMS % 4) {
+            if (there[h][i]) to[h][i][at] = term;
+            return;
+        }
+        float (&four)[4] = ready[h][i];
+        four[at & 3] = term;
+        if ((at & 3) == 3 && there[h][i]) *(float4*)(to[h][i] + at - 3) = make_float4(four[0], four[1], four[2], four[3]);
+    }
+};
+
+template <class Free>
+DEVICE void multiply_turn(const Arguments& a, u8* shared, const Turn& turn, const u8* stage, Grid grid, int region, int lane,
+                          bool there, Free free) {
+    const int g = lane >> 2, t = lane & 3, item = min(turn.item, a.items - 1);
+    const u8* p0 = stage + g * LINE + (int)((u64)turn.line(a, g, 0) & 15);
+    const u8* p1 = stage + (g + 8) * LINE + (int)((u64)turn.line(a, g, 1) & 15);
+    const u8* q = shared + min(g, a.n - 1) * a.input_pitch + item * INPUT + 8 * t;
+    const float* sums[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        sums[i] = (const float*)(shared + a.at_sums) + min(2 * t + i, a.n - 1) * a.sum_pitch + item * (SPANS * PER_SPAN);
+    Places places(a, shared, turn, region, g, t, there && t < PAIRS_OF_COLUMNS);
+#pragma unroll
+    for (int s = 0; s < SPANS; s++) {
+        u32 c[4] = {};
+        F::span(p0, s, t, grid, c[0], c[2]);
+        if (LINES == 16) F::span(p1, s, t, grid, c[1], c[3]);
+        const uint2 b = *(const uint2*)(q + 32 * s);
+        int sum[PER_SPAN][4];
+        if (F::GROUP == 32) {
+            multiply32<LINES>(sum[0], c, b.x, b.y);
+        } else {
+            multiply16<LINES>(sum[0], c[0], c[1], b.x);
+            multiply16<LINES>(sum[PER_SPAN - 1], c[2], c[3], b.y);
+        }
+        if (s == 0) free();
+#pragma unroll
+        for (int k = 0; k < PER_SPAN; k++)
+#pragma unroll
+            for (int h = 0; h < LINES / 8; h++) {
+                const u8* p = h ? p1 : p0;
+                const int group = s * PER_SPAN + k, at = group * (1 + F::OFFSET);
+                const float scale = F::scale(p, group), lift = scale * -MAGIC, offset = F::OFFSET ? F::offset(p, group) : 0.0f;
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    places.put(h, i, at, scaled(sum[k][2 * h + i], scale, lift));
+                    if (F::OFFSET) places.put(h, i, at + 1, sums[i][group] * offset);
+                }
+            }
+    }
+}
+
+// Row and column of a sum by its place in a piece's part of the table: even columns come first.
+DEVICE int row_of_sum(const Arguments& a, int at) {
+    const int even = a.strip * PAIRS_OF_COLUMNS;
+    return (at >= even ? at - even : at) / PAIRS_OF_COLUMNS;
+}
+DEVICE int column_of_sum(const Arguments& a, int at) {
+    const int even = a.strip * PAIRS_OF_COLUMNS;
+    return at >= even ? 2 * ((at - even) % PAIRS_OF_COLUMNS) + 1 : 2 * (at % PAIRS_OF_COLUMNS);
+}
