@@ -244,30 +244,33 @@ class Windows:
             ticket = self._land(layout, self.compute(layout))
             logits: list[Array | None] = []
             graph = self._device.driver.capture(lambda: logits.append(self.compute(layout)))
-            self._graphs[layout] = _Captured(graph, logits[0], self._device.taken)
+            ids = self._buffers.ids[: layout.wanted]
+            self._graphs[layout] = _Captured(graph, logits[0], ids, self._device.taken)
             return ticket
         captured = self._graphs[layout]
         captured.graph.launch()
         self._device.replayed(captured.taken)
-        return self._land(layout, captured.logits)
+        return self._land(layout, captured.logits, captured.ids)
 
-    def _land(self, layout: Layout, logits: Array | None) -> Ticket:
-        """Bring the ids to the host behind the work."""
+    def _land(self, layout: Layout, logits: Array | None, ids: Array | None = None) -> Ticket:
+        """Bring the ids to the host behind the work. `ids`: where they lie, where that is known: a view costs time."""
         turn = self._sent % IN_FLIGHT
         self._sent += 1
         landing, event = self._landings[turn], self._events[turn]
         if layout.wanted:
-            self._device.driver.download(landing[: layout.wanted], self._buffers.ids[: layout.wanted])
+            source = self._buffers.ids[: layout.wanted] if ids is None else ids
+            self._device.driver.download(landing[: layout.wanted], source)
         event.record()
         return Ticket(layout, logits, landing, event)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Captured:
-    """The graph of a layout, where it leaves its logits, and what of the workspace is in use behind it."""
+    """The graph of a layout, where it leaves its logits and ids, and what of the workspace is in use behind it."""
 
     graph: Graph
     logits: Array | None
+    ids: Array
     taken: int
 
 

@@ -120,6 +120,10 @@ class PagePool:
         """Pages in the slot's table."""
         return self._held[slot]
 
+    def room(self, slot: int) -> int:
+        """Tokens that the slot's pages hold."""
+        return self._held[slot] * PAGE
+
     def missing(self, slot: int, tokens: int) -> int:
         """Pages that the slot lacks to hold `tokens` tokens in total. OutOfPages when its table is too short."""
         wanted, most = pages_for(tokens), self.tables.shape[1]

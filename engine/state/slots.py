@@ -117,15 +117,15 @@ class StatePool:
 
     def reserve_all(self, more: Sequence[tuple[int, int]]) -> None:
         """Make room for several slots at once, (slot, tokens more) each: for all of them or for none."""
-        missing = 0
-        for slot, n_tokens in more:
-            total = self._lengths[slot] + n_tokens
+        totals = [(slot, self._lengths[slot] + n_tokens) for slot, n_tokens in more]
+        growing = [(slot, total) for slot, total in totals if total > self.pages.room(slot)]  # seldom any
+        for slot, total in totals:
             if total > self.max_context:
                 raise OutOfPages(f"slot {slot}: {total} tokens do not fit the context of {self.max_context}")
-            missing += self.pages.missing(slot, total)
-        self._require(missing)
-        for slot, n_tokens in more:
-            self.pages.grow(slot, self._lengths[slot] + n_tokens)
+        if growing:
+            self._require(sum(self.pages.missing(slot, total) for slot, total in growing))
+            for slot, total in growing:
+                self.pages.grow(slot, total)
         self.pages.update()
 
     def _require(self, pages: int) -> None:
