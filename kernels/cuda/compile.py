@@ -2,8 +2,8 @@
 
 source_text(source, **constants)         the text of src/<source> with its includes in place and the constants as
                                          macros; TYPE names a format of formats.cuh and brings its table
-load_kernel(source, name, **constants)   the compiled function `name` (kernel.py), one for each set of constants. CuPy
-                                         keeps the machine code on disk, so a second start does not compile
+load_kernel(source, name, **constants)   the compiled function `name` (kernel.py), one for each set of constants. The
+                                         machine code stays on disk (machine_code.py): a second start does not compile
 
 Errors   DeviceError with one line when CuPy is missing or the compiler refuses a source
 Cost     a second or so a source when it is first seen, then milliseconds
@@ -19,6 +19,7 @@ from typing import Any, Final
 from strata.kernels.cuda import tables
 from strata.kernels.cuda.kernel import DeviceError as DeviceError
 from strata.kernels.cuda.kernel import Kernel, overlaps
+from strata.kernels.cuda.machine_code import CompileError, machine_code
 
 SOURCES: Final = Path(__file__).resolve().parent / "src"
 
@@ -61,7 +62,11 @@ def _module(source: str, constants: tuple[tuple[str, int | str], ...]) -> Any:
         import cupy as cp
     except ImportError as error:
         raise DeviceError(f"a card needs CuPy: pip install 'strata[cuda13]' or 'strata[cuda12]' ({error})") from error
-    return cp.RawModule(code=source_text(source, **dict(constants)), options=OPTIONS, backend="nvrtc")
+    text, arch = source_text(source, **dict(constants)), int(cp.cuda.Device().compute_capability)
+    try:
+        return cp.RawModule(path=str(machine_code(cp.cuda.nvrtc, text, arch, OPTIONS)))
+    except CompileError as error:
+        raise DeviceError(f"{source} {dict(constants)} does not compile: {error}") from error
 
 
 def load_kernel(source: str, name: str, **constants: int | str) -> Any:
@@ -75,8 +80,5 @@ def _kernel(source: str, name: str, constants: tuple[tuple[str, int | str], ...]
     import cupy as cp
 
     arch, driver = int(cp.cuda.Device().compute_capability), int(cp.cuda.runtime.driverGetVersion())
-    try:
-        function = module.get_function(name)
-        return Kernel(function, name, lambda: int(cp.cuda.get_current_stream().ptr), overlaps(arch, driver))
-    except cp.cuda.compiler.CompileException as error:
-        raise DeviceError(f"{source} {dict(constants)} does not compile: {error}") from error
+    function = module.get_function(name)
+    return Kernel(function, name, lambda: int(cp.cuda.get_current_stream().ptr), overlaps(arch, driver))

@@ -21,10 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.kernels.cuda.compile import OPTIONS, Constants, source_text
-
-
-class CompileError(RuntimeError):
-    """The compiler refused a source; the message is its log."""
+from strata.kernels.cuda.machine_code import CompileError
 
 
 @dataclass(frozen=True, slots=True)
