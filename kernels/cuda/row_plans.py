@@ -11,7 +11,7 @@ Errors   ValueError when a product does not fit the card's shared memory, with t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 
 from strata.kernels.cuda.card import Card
@@ -22,8 +22,7 @@ MOST_COLUMNS: Final = 8
 """Rows of activations that an item is multiplied with."""
 LANES: Final = 32
 UNIT: Final = 8
-"""Items whose bytes eight lanes copy together."""
-UNITS_OF_A_TURN: Final = 4
+"""Items that lie side by side in memory and are copied together."""
 LANE_COLUMNS: Final = 2
 """Rows of activations that a lane multiplies alone; more take matrix steps."""
 SMALL_TURN: Final = 1.15
@@ -37,6 +36,10 @@ STATIC: Final = 1024
 """Bytes for the shared variables of the kernel itself, and the KiB that a block takes of a multiprocessor."""
 ENTRY: Final = 16
 """Bytes of an entry of the kernel's tables."""
+BANKS: Final = 32
+HALF_BYTES: Final = {"Q6_K": 64, "Q4_K": 64, "Q5_K": 64, "IQ3_S": 32}
+"""From the fields of a block's first half to those of its second, where that is not half the block."""
+STEP_SPANS: Final = (8, 4, 5, 2, 1)
 SMALL_SPANS: Final = (5, 4, 2, 1)
 """Spans of an item of blocks of 32, by preference: an odd number of them keeps the lanes out of each other's banks."""
 
@@ -59,15 +62,16 @@ _LESS_OF_SEVERAL: Final = ((16, 2, 1), (12, 2, 1), (16, 1, 1), (12, 1, 2), (8, 2
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """spans of an item · rows of activations of an item · rows of a turn, 0 for units side by side · warps of a block,
-    those of them that add, those of these that have sums · copies under way · blocks that a multiprocessor holds ·
-    copies of the table · blocks · items of a
-    row · rows of a strip · pieces of a strip, items of a piece's row · turns of a piece, groups of rows among them ·
-    pieces held at once · pitches and byte offsets of the parts of shared memory, and its size."""
+    """spans of an item · rows of activations of an item · rows of a turn, 0 for units side by side · bytes from unit to
+    unit, or row to row, in a stage · warps of a block, those of them that add, those of these that have sums · copies
+    under way · blocks that a multiprocessor holds · copies of the table · blocks · items of a row · rows of a strip ·
+    pieces of a strip, items of a piece's row · turns of a piece, groups of rows among them · pieces held at once ·
+    pitches and byte offsets of the parts of shared memory, and its size."""
 
     spans: int
     columns: int
     tall: int
+    pitch: int
     warps: int
     summers: int
     readers: int
@@ -106,6 +110,7 @@ class RowPlan:
             "SPANS": self.spans,
             "COLUMNS": self.columns,
             "TALL": self.tall,
+            "PITCH": self.pitch,
             "WARPS": self.warps,
             "SUMMERS": self.summers,
             "DEPTH": self.depth,
@@ -140,14 +145,34 @@ def _odd_quads(floats: int) -> int:
     return _round(floats, 4) + (4 - _round(floats, 4)) % 8
 
 
+def _odd_quads_of_item(floats: int) -> int:
+    """Whole quads get an odd number of them."""
+    return floats if floats % 4 else _odd_quads(floats)
+
+
 def spans_of(kind: TensorType, cols: int, columns: int) -> int:
-    """Spans of an item. For matrix steps whole blocks; an item of a lane takes at most five."""
+    """Spans of an item: a block of 256, or as many small blocks as a lane takes, or a matrix step likes."""
     spans = cols // ACTIVATION_BLOCK
     if kind.block == 256:
-        return 4 if columns <= LANE_COLUMNS else 8
+        return 8
     if kind.block == 64:
         return 4 if spans % 4 == 0 else 2
-    return next(s for s in SMALL_SPANS if spans % s == 0)
+    return next(s for s in (SMALL_SPANS if columns <= LANE_COLUMNS else STEP_SPANS) if spans % s == 0)
+
+
+@cache
+def _unit_pitch(kind: TensorType, item_bytes: int, lanes: int) -> int:
+    """Bytes from unit to unit of a turn: those that let the lanes of a warp meet least in a bank."""
+    least = _round(UNIT * item_bytes + 15 + 4, 16)
+
+    def meetings(pitch: int) -> int:
+        half = HALF_BYTES.get(kind.name, item_bytes // 2 // 4 * 4)
+        units, halves, items = range(LANES // (UNIT * lanes)), range(lanes), range(UNIT)
+        words = {(u * pitch + i * item_bytes + h * half) // 4 for u in units for h in halves for i in items}
+        banks = [word % BANKS for word in words]
+        return max(banks.count(b) for b in banks)
+
+    return min(range(least, least + 128, 16), key=meetings)
 
 
 def aligned(kind: TensorType, addresses: tuple[int, ...]) -> bool:
@@ -238,9 +263,21 @@ class _Job:
         return 2 if self.mode == GATE_UP else 1
 
     @property
-    def block_items(self) -> int:
-        """Items of a block of the type; of small blocks, whose items are whole blocks, 1."""
-        return 8 // self.spans if self.kind.block == 256 else 1
+    def lanes(self) -> int:
+        """That share an item; 0: matrix steps."""
+        if self.columns > LANE_COLUMNS:
+            return 0
+        return 2 if self.kind.block == 256 else 1
+
+    @property
+    def item_sums(self) -> int:
+        """From item to item, as product_row.cu has it."""
+        return _odd_quads_of_item(self.spans * ACTIVATION_BLOCK // self.kind.group)
+
+    @property
+    def item_terms(self) -> int:
+        """From item to item, as product_row.cu has it."""
+        return _odd_quads_of_item(self.spans * ACTIVATION_BLOCK // self.kind.group * (1 + self.kind.has_offset))
 
     @property
     def item_bytes(self) -> int:
@@ -256,15 +293,16 @@ class _Job:
         blocks = self.card.multiprocessors * (self.tuning.blocks or 1)
         while True:
             own = [-(-r // blocks) for r in self.matrix_rows]
-            lanes = self.columns <= LANE_COLUMNS
-            cut = self._of_lanes(blocks, own, part, summers) if lanes else self._of_steps(blocks, own, part, summers)
+            cut = (
+                self._of_lanes(blocks, own, part, summers) if self.lanes else self._of_steps(blocks, own, part, summers)
+            )
             if cut.pieces * cut.turns * self.halves < MOST_TURNS:
                 return cut
             blocks *= 2
 
     def _terms_of(self, items: int) -> int:
         """Floats of a piece's row for so many items."""
-        return _odd_quads(items * self.spans * ACTIVATION_BLOCK // self.kind.group * (1 + self.kind.has_offset))
+        return _odd_quads(items * self.item_terms)
 
     def _room(self, part: int) -> int:
         """Floats of a piece for each matrix."""
@@ -284,7 +322,7 @@ class _Job:
         strip = max(own)
         if strip > most:
             strip = min(most, _round(-(-strip // -(-strip // most)), tall))
-        part_items = 1
+        part_items = 1 if self.spans % 4 == 0 else self.items  # scales are read by fours
         while part_items < self.items and strip * self.columns * self._terms_of(part_items + 1) <= self._room(part):
             part_items += 1
         parts = -(-self.items // part_items)
@@ -295,28 +333,33 @@ class _Job:
 
     def tall(self, own: int) -> int:
         """Rows of a strip in a turn: 16, unless 8 leave fewer of them empty."""
-        if self.columns <= LANE_COLUMNS:
+        if self.lanes:
             return 0
         return 16 if self.halves == 1 and SMALL_TURN * _round(own, 8) > _round(own, 16) else 8
 
+    @property
+    def pitch(self) -> int:
+        """Bytes from unit to unit, or from row to row, in a stage, at any alignment and with a word past the end."""
+        if self.lanes:
+            return _unit_pitch(self.kind, self.item_bytes, self.lanes)
+        return ((self.item_bytes + 15 + 4 + 15) // 16 | 1) * 16  # an odd number of 16s spreads the banks
+
     def stage_bytes(self, tall: int) -> int:
-        """Of a warp's turn, at any alignment."""
-        if not tall:
-            return 4 * ((UNIT // self.block_items * self.item_bytes + 15 + 4 + 15) // 16 * 16)
-        return tall * self.halves * ((self.item_bytes + 15 + 4 + 15) // 16 | 1) * 16
+        """Of a warp's turn."""
+        return self.pitch * (tall * self.halves if tall else LANES // (UNIT * self.lanes))
 
     def plan(self, warps: int, depth: int, part: int, beside: int) -> RowPlan:
         """With so many warps and copies under way; `part`: what the room for tables is divided by."""
         tuning, kind, columns = self.tuning, self.kind, self.columns
         warps, depth = tuning.warps or warps, tuning.depth or depth
-        summers, groups = self.summers(warps), self.cols // kind.group
+        summers = self.summers(warps)
         cut = self.cut(part, summers)
         tall = self.tall(cut.own)
-        all_turns = cut.pieces * cut.turns if tall else -(-cut.pieces * cut.turns * self.halves // UNITS_OF_A_TURN)
+        all_turns = cut.pieces * cut.turns if tall else -(-cut.pieces * cut.turns * self.halves * self.lanes // 4)
         depth = min(depth, max(1, -(-all_turns // (warps - summers))))  # no more than there is to copy
         inputs = self.pairs if self.mode == DOWN else self.n
         input_pitch, scale_pitch = self.items * (32 * self.spans + 16), _odd_quads(self.cols // ACTIVATION_BLOCK)
-        term_pitch = self._terms_of(cut.part_items)
+        term_pitch, sum_pitch = self._terms_of(cut.part_items), _odd_quads(self.items * self.item_sums)
         region = self.halves * cut.strip * columns * term_pitch * 4
         terms_room = (tuning.terms_room or TERMS_ROOM[columns]) // part
         regions = max(1, min(MOST_REGIONS, cut.pieces, terms_room // region))
@@ -325,7 +368,7 @@ class _Job:
         sizes = {
             "at_inputs": inputs * input_pitch,
             "at_scales": inputs * scale_pitch * 4,
-            "at_sums": inputs * groups * 4,
+            "at_sums": inputs * sum_pitch * 4,
             "at_keys": _round(self.pairs, 4) * 4,
             "at_strips": strips * self.halves * ENTRY,
             "at_outs": strips * ENTRY,
@@ -340,9 +383,9 @@ class _Job:
             begin += _round(size, 128)
         del at["at_inputs"]
         return RowPlan(
-            spans=self.spans, columns=columns, tall=tall, warps=warps, summers=summers,
+            spans=self.spans, columns=columns, tall=tall, pitch=self.pitch, warps=warps, summers=summers,
             readers=-(-cut.strip * columns * self.halves // LANES), depth=depth, beside=beside, copies=copies,
             aligned=self.wide, blocks=cut.blocks, items=self.items, strip=cut.strip, parts=cut.parts,
             part_items=cut.part_items, turns=cut.turns, groups=cut.groups, regions=regions, input_pitch=input_pitch,
-            scale_pitch=scale_pitch, sum_pitch=groups, term_pitch=term_pitch, shared=begin, **at,
+            scale_pitch=scale_pitch, sum_pitch=sum_pitch, term_pitch=term_pitch, shared=begin, **at,
         )  # fmt: skip

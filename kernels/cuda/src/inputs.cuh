@@ -1,7 +1,7 @@
 // What the items of a block read beside weights, in shared memory: activations, their scales and sums, the type's table.
 //
 // Activations lie item by item, in the order that the items want. Needs items.cuh, quantize.cuh, strips.cuh and, of an
-// item: SPANS, INPUT (bytes from one to the next), NEEDS_SUMS, PER_SPAN, and its type I.
+// item: SPANS, INPUT and SUM_ITEM (bytes and sums from one to the next), NEEDS_SUMS, PER_SPAN, and its type I.
 #pragma once
 
 DEVICE void store_input(const Arguments& a, u8* shared, int row, int o, uint2 words, float d, int group_sum) {
@@ -9,7 +9,7 @@ DEVICE void store_input(const Arguments& a, u8* shared, int row, int o, uint2 wo
     *(uint2*)(shared + row * a.input_pitch + item * INPUT + 32 * s + 8 * u) = words;
     if (u == 0) ((float*)(shared + a.at_scales))[row * a.scale_pitch + span] = d;
     if (NEEDS_SUMS && u < PER_SPAN) {
-        int* sums = (int*)(shared + a.at_sums) + row * a.sum_pitch + span * PER_SPAN + u;
+        int* sums = (int*)(shared + a.at_sums) + row * a.sum_pitch + item * SUM_ITEM + s * PER_SPAN + u;
         *sums = F::OFFSET ? __float_as_int((float)group_sum) : group_sum;
     }
 }

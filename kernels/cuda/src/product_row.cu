@@ -31,10 +31,15 @@ typedef Plain<F> I;
 #endif
 enum {
     WORKERS = WARPS - SUMMERS,
+    PARTS = F::BLOCK == 256 && COLUMNS <= 2 ? 2 : 1,  // lanes that share an item
+    ITEM_BYTES = SPANS * 32 / F::BLOCK * F::BYTES,
     ITEM_TERMS = SPANS * I::PER,
-    INPUT = 32 * SPANS + 16,  // an odd number of 16s spreads the banks
     NEEDS_SUMS = F::OFFSET || I::FOLD,
     PER_SPAN = 32 / F::GROUP,
+    // From item to item in a row of inputs (bytes), of their sums, of terms: odd numbers of 16 bytes spread the banks.
+    INPUT = 32 * SPANS + 16,
+    SUM_ITEM = SPANS * PER_SPAN % 4 ? SPANS * PER_SPAN : (SPANS * PER_SPAN / 4 | 1) * 4,
+    TERM_ITEM = ITEM_TERMS % 4 ? ITEM_TERMS : (ITEM_TERMS / 4 | 1) * 4,
     MOST_REGIONS = 16,
     SUMS = MODE == GATE_UP ? 16 : 32  // of a summer, for each half
 };
@@ -71,14 +76,17 @@ struct Eight {
     }
 };
 
-DEVICE float add_row(float sum, const float* terms, const float* scales, int count) {
-    const int eights = count / 8;
+DEVICE float add_row(float sum, const float* terms, const float* scales, int items) {
+    enum { WHOLE = ITEM_TERMS % 8 == 0, OF_ITEM = WHOLE ? ITEM_TERMS / 8 : 1, STEP = WHOLE ? TERM_ITEM : 8 };
+    static_assert(WHOLE || (int)TERM_ITEM == (int)ITEM_TERMS, "terms of items that are no whole eights lie without gaps");
+    const int count = items * ITEM_TERMS, eights = count / 8;
+    const auto at = [&](int i) { return terms + (i / OF_ITEM * STEP + i % OF_ITEM * 8); };
     Eight next;
     if (eights) next.load(terms, scales);
 #pragma unroll 2
     for (int i = 0; i < eights; i++) {
         const Eight now = next;
-        if (i + 1 < eights) next.load(terms + 8 * (i + 1), scales + 8 / I::PER * (i + 1));
+        if (i + 1 < eights) next.load(at(i + 1), scales + 8 / I::PER * (i + 1));
         sum = now.add(sum);
     }
     for (int i = 8 * eights; i < count; i++) sum = fmaf(terms[i], scales[i / I::PER], sum);
@@ -107,7 +115,7 @@ DEVICE void add_pieces(const Arguments& a, const u8* shared, const Tables& table
         const float* scales = (const float*)(shared + a.at_scales) + (own.input + min(column, COLUMNS > 1 ? a.n - 1 : 0)) * a.scale_pitch;
         gate_wait_full(&gates[region], turn, ARRIVALS * a.turns);
         sum = add_row(part ? sum : 0.0f, (const float*)(shared + a.at_terms) + row * a.term_pitch, scales + first * SPANS,
-                      min(a.part_items, a.items - first) * ITEM_TERMS);
+                      min(a.part_items, a.items - first));
         __syncwarp();
         if (lane == 0) gate_read(&gates[region]);
         if (++region == a.regions) region = 0, turn++;

@@ -1,18 +1,21 @@
-// Turns of a window of one or two rows: a lane has an item of weights and multiplies it alone.
+// Turns of a window of one or two rows: a lane has an item of weights, or half of one, and multiplies it alone.
 //
-// A turn is four units of 8 items that lie side by side in memory, also across the rows of a strip: eight lanes copy a unit,
-// 16 bytes each, and then have an item each. A piece is a strip, so its turns need no parts.
+// A unit is 8 items that lie side by side in memory, also across the rows of a strip; 8 lanes, or 16 where two share an
+// item, copy it, 16 bytes each, and multiply it. A turn is as many units as a warp has lanes for. A piece is a strip.
+// PITCH: bytes from unit to unit in a stage, chosen so that the lanes read from different banks.
 #pragma once
 
 enum {
-    PARTS = F::BLOCK == 256 ? 8 / SPANS : 1,                                          // items of a block
-    ITEM_BYTES = F::BLOCK == 256 ? (int)F::BYTES : SPANS * 32 / F::BLOCK * F::BYTES,  // of the blocks of an item
-    UNIT_BYTES = 8 / PARTS * ITEM_BYTES,
-    UNIT_PITCH = (UNIT_BYTES + 15 + 4 + 15) / 16 * 16,  // at any alignment, and a word past it
-    STAGE = 4 * UNIT_PITCH,
-    AT_ONCE = 4,             // numbers of a warp's turn
-    ARRIVALS = HALVES        // of a piece, times a.turns
+    UNIT_BYTES = 8 * ITEM_BYTES,
+    UNIT_LANES = 8 * PARTS,
+    AT_ONCE = 32 / UNIT_LANES,    // units of a turn
+    STAGE = AT_ONCE * PITCH,
+    LANE_SPANS = SPANS / PARTS,
+    LANE_TERMS = ITEM_TERMS / PARTS,
+    ARRIVALS = HALVES             // of a piece, times a.turns
 };
+
+static_assert(PITCH >= UNIT_BYTES + 15 + 4, "a unit at any alignment, and a word past it");
 
 // The compiler must have the value here.
 #define KEEP_POINTER(x) asm volatile("" : "+l"(x))
@@ -31,30 +34,31 @@ struct Turn {  // of a lane: its unit, which half of a strip it belongs to
     DEVICE const u8* from() const { return strip.from + unit * UNIT_BYTES; }
 };
 
-DEVICE int first_number(int warp, int lane) { return 4 * warp + (lane >> 3); }
+DEVICE int first_number(int warp, int lane) { return AT_ONCE * warp + lane / UNIT_LANES; }
 
-DEVICE bool ends_turn(int lane) { return (lane & 7) == 0; }
+DEVICE bool ends_turn(int lane) { return lane % UNIT_LANES == 0; }
 
 DEVICE void load_turn(const Arguments& a, const Strip* strips, u8* stage, int number, int lane) {
     const Turn turn(a, strips, number);
-    const int own = lane & 7, shift = (int)((u64)turn.from() & 15), left = turn.strip.rows * a.items - 8 * turn.unit;
-    const int end = shift + min((int)UNIT_BYTES, left * ITEM_BYTES / PARTS) - 16 * own;  // of the unit, for this lane
+    const int own = lane % UNIT_LANES, shift = (int)((u64)turn.from() & 15), left = turn.strip.rows * a.items - 8 * turn.unit;
+    const int end = shift + min((int)UNIT_BYTES, left * ITEM_BYTES) - 16 * own;  // of the unit, for this lane
     const u8* from = turn.from() + (16 * own - shift);
     KEEP_POINTER(from);  // the addresses below are this one and a constant
-    u8* to = stage + (lane >> 3) * UNIT_PITCH + 16 * own;
+    u8* to = stage + lane / UNIT_LANES * PITCH + 16 * own;
+    enum { STEP = 16 * UNIT_LANES };
 #pragma unroll
-    for (int i = 0; i < (UNIT_BYTES + 15 + 127) / 128; i++)
-        if (128 * i < end) copy16(to + 128 * i, from + 128 * i);
+    for (int i = 0; i < (UNIT_BYTES + 15 + STEP - 1) / STEP; i++)
+        if (STEP * i < end) copy16(to + STEP * i, from + STEP * i);
 }
 
-DEVICE void store_terms(float* to, const float (&terms)[ITEM_TERMS]) {
-    if (ITEM_TERMS % 4 == 0) {
+DEVICE void store_terms(float* to, const float (&terms)[LANE_TERMS]) {
+    if (LANE_TERMS % 4 == 0) {
 #pragma unroll
-        for (int i = 0; i < ITEM_TERMS / 4; i++)
+        for (int i = 0; i < LANE_TERMS / 4; i++)
             ((float4*)to)[i] = make_float4(terms[4 * i], terms[4 * i + 1], terms[4 * i + 2], terms[4 * i + 3]);
     } else {
 #pragma unroll
-        for (int i = 0; i < ITEM_TERMS; i++) to[i] = terms[i];
+        for (int i = 0; i < LANE_TERMS; i++) to[i] = terms[i];
     }
 }
 
@@ -62,21 +66,21 @@ DEVICE void store_terms(float* to, const float (&terms)[ITEM_TERMS]) {
 template <class Free>
 DEVICE void multiply_turn(const Arguments& a, u8* shared, const Turn& turn, const u8* stage, Grid grid, int region, int lane,
                           bool there, Free free) {
-    const int own = lane & 7, item = 8 * turn.unit + own, r = divide(item, a.items, a.item_inverse), in_row = item - r * a.items;
-    const u8* p = stage + (lane >> 3) * UNIT_PITCH + (int)((u64)turn.from() & 15) + own / PARTS * ITEM_BYTES;
-    const int first = F::BLOCK == 256 ? own % PARTS * SPANS : 0;
-    const u8* q = shared + turn.strip.input * a.input_pitch + in_row * INPUT;
-    const auto* sums = (const typename I::Sum*)(shared + a.at_sums) + turn.strip.input * a.sum_pitch + in_row * (SPANS * PER_SPAN);
+    const int own = lane & 7, part = PARTS == 1 ? 0 : lane >> 3 & 1, first = part * LANE_SPANS;
+    const int item = 8 * turn.unit + own, r = divide(item, a.items, a.item_inverse), in_row = item - r * a.items;
+    const u8* p = stage + lane / UNIT_LANES * PITCH + (int)((u64)turn.from() & 15) + own * ITEM_BYTES;
+    const u8* q = shared + turn.strip.input * a.input_pitch + in_row * INPUT + 32 * first;
+    const auto* sums = (const typename I::Sum*)(shared + a.at_sums) + turn.strip.input * a.sum_pitch + in_row * SUM_ITEM + first * PER_SPAN;
     const int row = ((region * HALVES + turn.half) * a.strip + r) * COLUMNS;
-    float* to = (float*)(shared + a.at_terms) + row * a.term_pitch + in_row * ITEM_TERMS;
-    float terms[ITEM_TERMS];
+    float* to = (float*)(shared + a.at_terms) + row * a.term_pitch + in_row * TERM_ITEM + part * LANE_TERMS;
+    float terms[LANE_TERMS];
     there &= r < turn.strip.rows;
 #if COLUMNS == 1
-    I::template run<SPANS>(terms, p, first, grid, q, sums);
+    I::template run<LANE_SPANS>(terms, p, first, grid, q, sums);
     free();
     if (there) store_terms(to, terms);
 #else
-    const Codes<F, SPANS> codes(p, first, grid);
+    const Codes<F, LANE_SPANS> codes(p, first, grid);
     free();
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++) {

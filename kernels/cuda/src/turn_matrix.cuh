@@ -1,15 +1,13 @@
 // Turns of a window of three to eight rows: matrix steps of 8 or 16 rows of weights and 8 of activations.
 //
 // A turn is an item of TALL rows of a strip, 8 or 16; of GATE_UP of 8 rows of gate and the same of up. Four lanes unpack a
-// row, as formats.cuh says. A lane has the sums of rows g and g + 8 and columns 2 t and 2 t + 1.
+// row, as formats.cuh says. PITCH: bytes from row to row in a stage. A lane has the sums of rows g and g + 8 and columns 2 t and 2 t + 1.
 #pragma once
 
 enum {
-    ITEM_BYTES = SPANS * 32 / F::BLOCK * F::BYTES,
     LINES = MODE == GATE_UP ? 16 : TALL,            // rows of weights of a turn
     ROWS = MODE == GATE_UP ? 8 : TALL,              // of the strip
-    LINE = ((ITEM_BYTES + 15 + 4 + 15) / 16 | 1) * 16,  // an odd number of 16s spreads the banks
-    STAGE = LINES * LINE,
+    STAGE = LINES * PITCH,
     MOST_PIECES = (ITEM_BYTES + 30) / 16,
     LINE_LANES = MOST_PIECES <= 8 ? 8 : MOST_PIECES <= 16 ? 16 : 32,  // neighbours that copy a line
     AT_ONCE = 1,
@@ -40,6 +38,8 @@ struct Turn {
     }
 };
 
+static_assert(PITCH >= ITEM_BYTES + 15 + 4, "a row at any alignment, and a word past it");
+
 DEVICE int first_number(int warp, int) { return warp; }
 
 DEVICE bool ends_turn(int lane) { return lane == 0; }
@@ -54,7 +54,7 @@ DEVICE void load_turn(const Arguments& a, const Strip* strips, u8* stage, int nu
         const u8* from = turn.line(a, g, upper);
         const int shift = (int)((u64)from & 15);
         const bool there = turn.row + g + (MODE == GATE_UP ? 0 : 8 * upper) < turn.strip.rows;
-        if (there && piece < shift + ITEM_BYTES) copy16(stage + line * LINE + piece, from - shift + piece);
+        if (there && piece < shift + ITEM_BYTES) copy16(stage + line * PITCH + piece, from - shift + piece);
     }
 }
 
@@ -72,7 +72,7 @@ struct Places {
                 const int r = turn.row + g + (MODE == GATE_UP ? 0 : 8 * h), half = MODE == GATE_UP ? h : 0;
                 const int at = i * (a.strip * PAIRS_OF_COLUMNS) + r * PAIRS_OF_COLUMNS + t;
                 const int place = (region * HALVES + half) * (a.strip * COLUMNS) + at;
-                to[h][i] = (float*)(shared + a.at_terms) + place * a.term_pitch + turn.in_piece * ITEM_TERMS;
+                to[h][i] = (float*)(shared + a.at_terms) + place * a.term_pitch + turn.in_piece * TERM_ITEM;
                 there[h][i] = all && turn.there && r < turn.strip.rows && 2 * t + i < a.n;
             }
     }
@@ -92,13 +92,13 @@ template <class Free>
 DEVICE void multiply_turn(const Arguments& a, u8* shared, const Turn& turn, const u8* stage, Grid grid, int region, int lane,
                           bool there, Free free) {
     const int g = lane >> 2, t = lane & 3, item = min(turn.item, a.items - 1);
-    const u8* p0 = stage + g * LINE + (int)((u64)turn.line(a, g, 0) & 15);
-    const u8* p1 = stage + (g + 8) * LINE + (int)((u64)turn.line(a, g, 1) & 15);
+    const u8* p0 = stage + g * PITCH + (int)((u64)turn.line(a, g, 0) & 15);
+    const u8* p1 = stage + (g + 8) * PITCH + (int)((u64)turn.line(a, g, 1) & 15);
     const u8* q = shared + min(g, a.n - 1) * a.input_pitch + item * INPUT + 8 * t;
     const float* sums[2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        sums[i] = (const float*)(shared + a.at_sums) + min(2 * t + i, a.n - 1) * a.sum_pitch + item * (SPANS * PER_SPAN);
+        sums[i] = (const float*)(shared + a.at_sums) + min(2 * t + i, a.n - 1) * a.sum_pitch + item * SUM_ITEM;
     Places places(a, shared, turn, region, g, t, there && t < PAIRS_OF_COLUMNS);
 #pragma unroll
     for (int s = 0; s < SPANS; s++) {
