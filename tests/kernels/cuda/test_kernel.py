@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from strata.kernels.cuda import kernel
 from strata.kernels.cuda.compile import SOURCES, Constants, source_text
 from strata.kernels.cuda.nvrtc import compile_ptx
-from strata.kernels.cuda.plans import DENSE, DOWN
+from strata.kernels.cuda.plans import DENSE, DOWN, GATE_UP
 from strata.kernels.cuda.product_variants import CARDS, products
 from strata.kernels.cuda.variants import operations
 
@@ -21,10 +21,9 @@ ENTRY = re.compile(r"\.entry (\w+)\((.*?)(?=\.entry|\Z)", re.DOTALL)
 
 
 def variants() -> dict[str, Constants]:
-    """Every source with constants that it is compiled with; the window product also with picked experts."""
-    found = dict(operations())
-    jobs = [*products(CARDS[90], ("Q6_K", "F32"), (DENSE,), (1,)), *products(CARDS[90], ("Q6_K", "F32"), (DOWN,), (1,))]
-    return found | {f"{source} {constants.get('MODE', '')}": constants for source, constants in jobs}
+    """Every source with constants that it is compiled with; the products also with picked experts."""
+    jobs = products(CARDS[90], ("Q6_K", "F32"), (DENSE, GATE_UP, DOWN))
+    return dict(operations()) | {f"{source} {constants.get('MODE', '')}": constants for source, constants in jobs}
 
 
 VARIANTS = variants()
