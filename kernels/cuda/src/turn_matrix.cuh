@@ -100,34 +100,34 @@ DEVICE void multiply_turn(const Arguments& a, u8* shared, const Turn& turn, cons
     for (int i = 0; i < 2; i++)
         sums[i] = (const float*)(shared + a.at_sums) + min(2 * t + i, a.n - 1) * a.sum_pitch + item * SUM_ITEM;
     Places places(a, shared, turn, region, g, t, there && t < PAIRS_OF_COLUMNS);
+    int sum[SPANS * PER_SPAN][4];  // all of them before a place in the table is asked for: places are few
 #pragma unroll
     for (int s = 0; s < SPANS; s++) {
         u32 c[4] = {};
         F::span(p0, s, t, grid, c[0], c[2]);
         if (LINES == 16) F::span(p1, s, t, grid, c[1], c[3]);
         const uint2 b = *(const uint2*)(q + 32 * s);
-        int sum[PER_SPAN][4];
         if (F::GROUP == 32) {
-            multiply32<LINES>(sum[0], c, b.x, b.y);
+            multiply32<LINES>(sum[s], c, b.x, b.y);
         } else {
-            multiply16<LINES>(sum[0], c[0], c[1], b.x);
-            multiply16<LINES>(sum[PER_SPAN - 1], c[2], c[3], b.y);
+            multiply16<LINES>(sum[PER_SPAN * s], c[0], c[1], b.x);
+            multiply16<LINES>(sum[PER_SPAN * s + PER_SPAN - 1], c[2], c[3], b.y);
         }
-        if (s == 0) free();
-#pragma unroll
-        for (int k = 0; k < PER_SPAN; k++)
-#pragma unroll
-            for (int h = 0; h < LINES / 8; h++) {
-                const u8* p = h ? p1 : p0;
-                const int group = s * PER_SPAN + k, at = group * (1 + F::OFFSET);
-                const float scale = F::scale(p, group), lift = scale * -MAGIC, offset = F::OFFSET ? F::offset(p, group) : 0.0f;
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    places.put(h, i, at, scaled(sum[k][2 * h + i], scale, lift));
-                    if (F::OFFSET) places.put(h, i, at + 1, sums[i][group] * offset);
-                }
-            }
     }
+    free();
+#pragma unroll
+    for (int group = 0; group < SPANS * PER_SPAN; group++)
+#pragma unroll
+        for (int h = 0; h < LINES / 8; h++) {
+            const u8* p = h ? p1 : p0;
+            const int at = group * (1 + F::OFFSET);
+            const float scale = F::scale(p, group), lift = scale * -MAGIC, offset = F::OFFSET ? F::offset(p, group) : 0.0f;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                places.put(h, i, at, scaled(sum[group][2 * h + i], scale, lift));
+                if (F::OFFSET) places.put(h, i, at + 1, sums[i][group] * offset);
+            }
+        }
 }
 
 // Row and column of a sum by its place in a piece's part of the table: even columns come first.
