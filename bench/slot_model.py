@@ -20,6 +20,7 @@ from strata.protocol.lines import (
     Admitted,
     Done,
     Err,
+    Info,
     Output,
     Progress,
     Resume,
@@ -125,6 +126,7 @@ class SlotModel:
         self.live: tuple[int, ...] | None = None
         self.held: list[tuple[int, ...] | None] = [None] * limits.slots
         self._due: type | None = None  # the kind that the read's next line must be
+        self._may_inform = False  # the line before ended a request: INFO may tell what changed
         self._handlers: dict[type, Callable[..., None]] = {
             Resume: self._resume,
             Progress: self._progress,
@@ -198,13 +200,22 @@ class SlotModel:
 
     def received(self, line: Output, now_s: float = 0.0) -> None:
         """The next line. Raises ProtocolBroken."""
+        if isinstance(line, Info):
+            self._informed(line)
+            return
         handler = self._handlers.get(type(line))
+        self._may_inform = isinstance(line, (Done, Admitted, SlotDone))
         if handler is None:
             self._side(line)
             return
         if self._due is not None and not isinstance(line, (self._due, SlotToken, SlotDone)):
             raise ProtocolBroken(f"{line.line()}: {self._due.__name__} is due first")
         handler(line, now_s)
+
+    def _informed(self, line: Info) -> None:
+        if not self._may_inform or self._due is not None:
+            raise ProtocolBroken(f"{line.line()}: no request has just ended")
+        self._may_inform = False
 
     def _side(self, line: Output) -> None:
         entry = self.queue[0] if self.queue else None

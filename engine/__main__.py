@@ -87,7 +87,7 @@ def _serve(pack: Pack, options: Options, out: int) -> int:
     # Idle kernel threads sleep instead of spinning. With other programs on the cores a spinning pair lost a factor of
     # 5 to 8 (tiny pack, 2 threads, load 7 on 2 cores: 40 against 200 to 310 ms a token). Read when OpenMP is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from strata.engine.facts import engine_info
+    from strata.engine.facts import cache_info, engine_info
     from strata.engine.inbox import Inbox
     from strata.engine.serve import Server, Writer
 
@@ -97,7 +97,13 @@ def _serve(pack: Pack, options: Options, out: int) -> int:
     runner.warm()
     inbox = Inbox(_STDIN)
     conversations = _conversations(runner, pack, options)
-    server = Server(_path(runner, conversations, pack, options), inbox, Writer(out), vocab=pack.spec.vocab)
+    server = Server(
+        _path(runner, conversations, pack, options),
+        inbox,
+        Writer(out),
+        vocab=pack.spec.vocab,
+        figures=lambda: cache_info(conversations.parking_counts()),
+    )
     _leave_on_signals(inbox)
     inbox.start()
     log(f"{pack.path.name}: ready on {runner.where} after {time.perf_counter() - begun:.2f} s")

@@ -62,6 +62,11 @@ def engine_info(options: Options, vocab: int, n_slots: int, device: Mapping[str,
     return Info(values)
 
 
+def cache_info(counts: Mapping[str, int]) -> dict[str, InfoValue]:
+    """Counts of parking as INFO names them, beside its limits."""
+    return {f"conversation_cache_{name}": n for name, n in counts.items()}
+
+
 def describe(pack: Pack, options: Options) -> str:
     """A checked pack in a few lines, for a person."""
     spec = pack.spec

@@ -11,7 +11,7 @@ Source   docs/protocol.md
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from strata.engine.inbox import End, Entry, Inbox, Leave, Line, TooLong
@@ -20,6 +20,7 @@ from strata.engine.requests import gen_refusal, request_of, slot_refusal
 from strata.engine.schedule.live import Path
 from strata.protocol.lines import (
     MAX_LINE_BYTES,
+    Admitted,
     BGen,
     BGenI,
     BStop,
@@ -30,6 +31,7 @@ from strata.protocol.lines import (
     Gen,
     GenI,
     Info,
+    InfoValue,
     Output,
     ProtocolError,
     Quit,
@@ -92,14 +94,28 @@ class Totals:
 
 
 class Server:
-    """Answers the lines of an inbox until it is time to leave. `vocab`: token ids are below it."""
+    """Answers the lines of an inbox until it is time to leave.
 
-    def __init__(self, path: Path, inbox: Inbox, write: Writer, *, vocab: int) -> None:
+    vocab    token ids are below it
+    figures  values of INFO that change; behind the line that ends a request INFO tells the new ones
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        inbox: Inbox,
+        write: Writer,
+        *,
+        vocab: int,
+        figures: Callable[[], Mapping[str, InfoValue]] = dict,
+    ) -> None:
         self.totals = Totals()
         self._path = path
         self._inbox = inbox
         self._write = write
         self._vocab = vocab
+        self._figures = figures
+        self._told: dict[str, InfoValue] = {}  # the figures that INFO has said
         self._ended = False  # the input is over
 
     @property
@@ -107,7 +123,8 @@ class Server:
         return self._path.rules.max_context
 
     def greet(self, info: Info) -> None:
-        self._write([info, Ready(self._max_context, ("stop",))])
+        self._told = dict(self._figures())
+        self._write([Info({**info.values, **self._told}), Ready(self._max_context, ("stop",))])
 
     def run(self) -> None:
         """Until it is time to leave. Raises Leaving, BrokenPipeError, and whatever the model raises."""
@@ -148,12 +165,21 @@ class Server:
             self._say(self._path.give_way(command.slot))
 
     def _say(self, events: list[Output]) -> None:
-        for event in events:
+        ended = 0
+        for n, event in enumerate(events, 1):
             if isinstance(event, (Done, SlotDone)):
                 self.totals.add(event)
             if isinstance(event, Done):
                 self._inbox.end()  # before DONE is out: a STOP that answers it is for the next request
-        self._write(events)
+            if isinstance(event, (Done, Admitted, SlotDone)):
+                ended = n
+        self._write([*events[:ended], *self._news(), *events[ended:]] if ended else events)
+
+    def _news(self) -> list[Output]:
+        """The figures that have changed since they were told, in one INFO."""
+        changed = {name: value for name, value in self._figures().items() if self._told.get(name) != value}
+        self._told |= changed
+        return [Info(changed)] if changed else []
 
     # ---------------------------------------------------------------------------------------------------------- lines
 

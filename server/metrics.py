@@ -6,6 +6,7 @@ Bounds   500 records, a history of 15 minutes
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from strata.protocol.lines import Done, rate
+from strata.protocol.lines import Done, Info, rate
 
 from .effects import Failed
 from .job import Job, Phase, State
@@ -32,6 +33,28 @@ _HISTORY = 180
 _BUCKETS = tuple(round(scale * 10.0**power, 3) for power in range(-3, 3) for scale in (1, 2.5, 5)) + (1000, 2560)
 _STATES = ("unloaded", "idle", "reading", "generating")
 _SLOT_STATES = ("idle", "reading", "decoding")
+CACHE = "conversation_cache_"
+"""What INFO calls the limits of parked conversations, and their figures:"""
+CACHE_NOW = {
+    "parked": "Conversations parked in RAM.",
+    "parked_mib": "MiB of RAM that they take.",
+    "disk_parked": "Conversations on disk that can be continued.",
+}
+CACHE_COUNTERS = {
+    "captured": "Conversations parked.",
+    "skipped": "Conversations that there was no room for.",
+    "hits": "Parked conversations that were continued, those on disk included.",
+    "dropped": "Conversations dropped from RAM for others.",
+    "damaged": "Parked conversations in RAM whose checksum was wrong.",
+    "disk_written": "Files of conversations written.",
+    "disk_failed": "Files that could not be written.",
+    "disk_hits": "Conversations continued from disk.",
+    "disk_deleted": "Files deleted for room.",
+    "disk_foreign": "Files of other models or engines, left alone.",
+    "disk_torn": "Files that are not whole, left alone.",
+    "disk_damaged": "Files whose bytes have changed, left alone.",
+}
+_LABEL = re.compile("(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,7 +264,24 @@ class LiveCollector(Collector):
         if done is not None and done.hit_rate is not None:
             yield GaugeMetricFamily("strata:last_hit_rate", "Experts served from VRAM.", value=done.hit_rate)
 
+        yield from engine_metrics(self._service.info)
+
     def _context_share(self) -> float:
         scheduler, context = self._service.scheduler, self._service.context
         used = sum(job.n_read + job.n_generated for job in scheduler.running)
         return used / (context * max(len(scheduler.slots), 1)) if context else 0.0
+
+
+def engine_metrics(info: Info) -> Iterable[Metric]:
+    """What the engine has said of itself: its facts as labels, and the figures of parked conversations. The counters
+    begin anew with each engine."""
+    figures = {CACHE + name for name in (*CACHE_NOW, *CACHE_COUNTERS)}
+    facts = {name: str(value) for name, value in info.values.items() if name not in figures and _LABEL.fullmatch(name)}
+    if facts:
+        yield InfoMetricFamily("strata:engine", "What the engine said when it started.", value=facts)
+    for name, text in CACHE_NOW.items():
+        if CACHE + name in info.values:
+            yield GaugeMetricFamily(f"strata:{CACHE}{name}", text, value=info.whole(CACHE + name))
+    for name, text in CACHE_COUNTERS.items():
+        if CACHE + name in info.values:
+            yield CounterMetricFamily(f"strata:{CACHE}{name}", text, value=info.whole(CACHE + name))

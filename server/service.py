@@ -13,7 +13,7 @@ import logging
 import time
 from array import array
 
-from strata.protocol.lines import Done, Info, Output, Ready, SamplingKeys, Token, rate
+from strata.protocol.lines import Done, Info, Output, Ready, SamplingKeys, Token, merge_info, rate
 
 from .effects import Deliver, Effect, Ended, Event, Failed, Note, Send, Settle, StartEngine
 from .errors import Refused
@@ -22,7 +22,7 @@ from .link import EngineLink
 from .metrics import Metrics, Record
 from .process import EngineError
 from .scheduler import Engine, Facts, Scheduler
-from .settings import Settings
+from .settings import Settings, switch
 
 log = logging.getLogger("strata.service")
 requests = logging.getLogger("strata.request")
@@ -189,6 +189,9 @@ class Service:
             )
         else:
             log.info("engine: requests are served one at a time (%d slots asked)", self.settings.parallel)
+        drafts_in_slots = engine.n_slots > 0 and info.whole("mtp_max") > 0
+        if switch(self.settings.launch.env, "STRATA_BATCH_MTP", False) and not drafts_in_slots:
+            log.warning("engine: STRATA_BATCH_MTP=1 does nothing: drafts in slots need slots and a draft layer")
         self._apply(self.scheduler.started(engine))
         self._wake(None)
         self._arm_idle_timer()
@@ -198,6 +201,9 @@ class Service:
         self._wake(Refused(503, reason))
 
     def on_line(self, output: Output) -> None:
+        if isinstance(output, Info):
+            self.info = merge_info([self.info, output])  # counters that have changed
+            return
         self._apply(self.scheduler.line(output))
 
     def on_ended(self, reason: str) -> None:

@@ -299,8 +299,12 @@ class Conversations:
         self._parking.close()
 
     def counts(self) -> dict[str, int]:
-        """Figures for the log and the metrics."""
-        return {"checkpoints": len(self._checkpoints)} | ({} if self._parking is None else self._parking.figures())
+        """Figures for the log."""
+        return {"checkpoints": len(self._checkpoints), **self.parking_counts()}
+
+    def parking_counts(self) -> dict[str, int]:
+        """What was parked and what came of it; nothing when nothing is parked."""
+        return {} if self._parking is None else self._parking.figures()
 
     # ---------------------------------------------------------------------------------------------------------- space
 

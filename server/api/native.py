@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from strata.protocol.version import VERSION
 from strata.server.errors import Refused
 from strata.server.generation import timings
-from strata.server.metrics import SHOWN_RECORDS, live
+from strata.server.metrics import CACHE, SHOWN_RECORDS, live
 from strata.server.scheduler import Engine
 from strata.server.slots import Use
 from strata.server.state import STATE, State
@@ -130,7 +130,7 @@ async def metrics(request: web.Request) -> web.Response:
             "live": live(state.service),
             "requests": records if request.query.get("requests") == "all" else records[:SHOWN_RECORDS],
             "totals": state.metrics.totals,
-            "conversation_cache": _info_with(state, "conversation_cache_"),
+            "conversation_cache": _info_with(state, CACHE),
             "hardware": machine(),
             "history": list(state.metrics.history),
             "time": time.time(),

@@ -151,7 +151,9 @@ ONE_TOKEN = f"""
 {done(1, 1, "length", 0, 1)}
 < BADM 1 0
 """
+TOLD = TWO.replace("BADM 0 1\n", "BADM 0 1\n< INFO hits=1\n") + "< INFO hits=2 parked=1\n" + SOLO + "< INFO hits=3\n"
 RIGHT = {
+    "counters behind ends": TOLD,
     "solo": SOLO,
     "two slots": TWO,
     "promoted and back": PROMOTED,
@@ -204,6 +206,10 @@ WRONG = {
     "an ERR that nobody asked for": (SOLO, "< T 8", "< ERR expected: .."),
     "a fatal ERR": (REFUSED, "< ERR expected: ..", "< ERR fatal: out of memory"),
     "a token read after a cancel that was not sent": (CANCELLED_READ, "> STOP\n", ""),
+    "counters inside a request": (SOLO, "< T 8", "< INFO hits=1\n< T 8"),
+    "counters between DONE and BADM": (ADMIT, "< BADM 0 1", "< INFO hits=1\n< BADM 0 1"),
+    "counters between YIELDED and DONE": (GIVES_WAY, "< YIELDED 0 8\n", "< YIELDED 0 8\n< INFO hits=1\n"),
+    "counters told twice": (TOLD, "< INFO hits=1\n", "< INFO hits=1\n< INFO hits=2\n"),
     "one token goes on": (ONE_TOKEN, "< BADM 1 0", "< BADM 1 1"),
 }
 

@@ -240,13 +240,13 @@ def scripted_path(
 class Loop:
     """The real serve loop in a thread, over pipes and a scripted model."""
 
-    def __init__(self, model: ScriptedModel, **settings: object) -> None:
+    def __init__(self, model: ScriptedModel, figures: Callable[[], dict[str, int]] = dict, **settings: object) -> None:
         self.model = model
         commands, self._commands = os.pipe()
         self._outcome, self._outputs = os.pipe()
         self.inbox = Inbox(commands)
         path = scripted_path(model, **settings)
-        self.server = Server(path, self.inbox, Writer(self._outputs), vocab=model.vocab)
+        self.server = Server(path, self.inbox, Writer(self._outputs), vocab=model.vocab, figures=figures)
         self.error: BaseException | None = None
         self._fds = [commands, self._outcome]
         self._lines: deque[bytes] = deque()

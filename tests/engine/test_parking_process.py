@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strata.protocol.lines import Resume, Token
+from strata.protocol.lines import Done, Info, Resume, Token
 
 TURN = 900
 LIMITS = ("--max-context", "1024", "--prefill", "64", "--turn-token", str(TURN), "--eos-ids", "none", "--stats")
@@ -92,6 +92,29 @@ def test_a_client_that_drops_the_reasoning_continues_from_the_checkpoint_on_disk
     outputs = again.ask(f"GEN 5 {','.join(map(str, asked))}")
     assert outputs[0] == Resume(90)
     assert [o.id for o in outputs if isinstance(o, Token)] == cold_answer(asked)
+
+
+def test_info_counts_what_was_parked_and_continued(serve_pack, tmp_path):
+    engine = serve_pack(*LIMITS, *RAM, *disk(tmp_path))
+    told = {name: n for name, n in engine.info.values.items() if name.startswith("conversation_cache_")}
+    assert told["conversation_cache_hits"] == told["conversation_cache_parked"] == 0
+    one, two = Talk(10), Talk(11)
+    for talk in (one, two, one):
+        outputs = engine.ask(f"GEN 5 {','.join(map(str, talk.tokens))}")
+        told |= next((o.values for o in outputs if isinstance(o, Info)), {})  # of the request before
+        talk.tokens += [o.id for o in outputs if isinstance(o, Token)] + words(20, 12)
+    told |= engine.next().values
+    assert told["conversation_cache_captured"] == 2 and told["conversation_cache_hits"] == 1
+    assert told["conversation_cache_parked"] == 2 and told["conversation_cache_damaged"] == 0
+    engine.send("QUIT")
+    assert engine.rest() == [] and engine.exit_code() == 0
+
+
+def test_an_engine_that_parks_nothing_tells_no_counters(serve_pack):
+    engine = serve_pack(*LIMITS, "--batch", "2")
+    assert "conversation_cache_hits" not in engine.info.values
+    engine.send("BGEN 0 4 5,6,7", "GEN 3 6,7,8", "GEN 3 9", "QUIT")
+    assert not any(isinstance(output, Info) for output in engine.until(Done) + engine.rest())
 
 
 @pytest.mark.parametrize("where", [0.02, 0.5, 0.999])

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from strata.engine.serve import Leaving
-from strata.protocol.lines import Done, Err, Progress, Resume, Reused, SamplingKeys, SessionError, Token
+from strata.protocol.lines import Done, Err, Info, Progress, Ready, Resume, Reused, SamplingKeys, SessionError, Token
 
 
 def kinds(outputs: list[object]) -> list[type]:
@@ -233,6 +233,25 @@ def test_a_later_request_ignores_the_sampling_keys_of_the_one_before(loop):
     before = [o for o in engine.ask(line) if isinstance(o, Token)]
     engine.ask("GEN 8 temperature=9 penalty_last_n=64 penalty_repeat=9 penalty_freq=50 seed=3 5,6,7")
     assert [o for o in engine.ask(line) if isinstance(o, Token)] == before
+
+
+def test_a_counter_that_changed_is_told_once_and_never_inside_a_request(loop, scripted):
+    model, figures = scripted(), {"cache_hits": 0, "cache_parked": 2}
+    engine = loop(model, figures=lambda: dict(figures))
+    engine.server.greet(Info({"engine": "7", "vocab": 64}))
+    assert engine.next() == Info({"engine": "7", "vocab": 64, **figures})
+    assert isinstance(engine.next(), Ready)
+    model.before_feed = lambda: figures.update(cache_hits=1)
+    engine.send("GEN 3 5,6,7,8,9", "GEN 1 5", "HELLO", "GEN 1 6")
+    assert kinds(engine.until(Err)) == [
+        *(Resume, Progress, Progress, Reused, Token, Token, Token, Done, Info),
+        *(Resume, Progress, Reused, Token, Done, Err),
+    ]
+    assert Info not in kinds(engine.until(Done))
+    figures.update(cache_hits=5, cache_parked=1)
+    model.before_feed = lambda: None
+    engine.ask("GEN 1 7")
+    assert engine.next() == Info({"cache_hits": 5, "cache_parked": 1})
 
 
 def test_the_totals_count_what_was_done(loop):

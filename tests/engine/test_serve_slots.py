@@ -11,6 +11,7 @@ from strata.protocol.lines import (
     Admitted,
     Done,
     Err,
+    Info,
     Output,
     Progress,
     Resume,
@@ -195,6 +196,20 @@ def test_a_failing_window_is_not_answered_with_a_bdone(loop, scripted):
     assert SlotDone not in kinds(engine.rest())
     engine.join()
     assert isinstance(engine.error, FloatingPointError)
+
+
+def test_a_counter_that_changed_is_told_behind_badm_and_bdone(loop, scripted):
+    model, figures = scripted(n_slots=2), {"hits": 0}
+    engine = loop(model, figures=lambda: dict(figures))
+
+    def hit() -> None:
+        figures["hits"] += 1
+
+    model.before_feed = hit
+    engine.send("BGEN 0 2 5,6,7,8,9")
+    got = kinds(engine.until(SlotDone))
+    assert got == [Resume, Progress, Progress, Reused, Token, Done, Admitted, Info, SlotToken, SlotDone]
+    assert engine.next() == Info({"hits": 3}), "two chunks and a window"
 
 
 def test_the_totals_count_slots(loop, scripted):

@@ -54,6 +54,7 @@ class Harness:
         self.url = server.url
         self.http = http
         self._folder = folder
+        self._clients: list[openai.AsyncOpenAI] = []
 
     @property
     def commands(self) -> list[str]:
@@ -69,7 +70,14 @@ class Harness:
         (self._folder / name).touch()
 
     def openai(self, **options: Any) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, **options})
+        """A client of the real library; it is closed with the server."""
+        options = {"api_key": "none", "max_retries": 0, **options}
+        self._clients.append(openai.AsyncOpenAI(base_url=f"{self.url}/v1", **options))
+        return self._clients[-1]
+
+    async def aclose(self) -> None:
+        for client in self._clients:
+            await client.close()
 
     def post(self, path: str, body: Any, **options: Any) -> Any:
         return self.http.post(self.url + path, json=body, **options)
@@ -138,8 +146,9 @@ def serve(tmp_path: Path, chat: Chat, pack: Path) -> Callable[..., Any]:
         )
         async with RunningServer(configured, chat) as server, aiohttp.ClientSession() as http:
             harness = Harness(server, http, tmp_path)
-            if wait:
-                await eventually(lambda: harness.service.is_loaded)
-            yield harness
+            async with contextlib.aclosing(harness):
+                if wait:
+                    await eventually(lambda: harness.service.is_loaded)
+                yield harness
 
     return start

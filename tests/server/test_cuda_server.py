@@ -71,3 +71,6 @@ def test_metrics_show_the_card(served):
     chat(served)
     engine = ask(f"{served}/metrics")["engine"]
     assert engine["device"] == DEVICE and engine["gpu"] and engine["vram_free_mib"] > 0 and engine["expert_slots"] > 0
+    with urllib.request.urlopen(f"{served}/metrics?format=prometheus", timeout=START_S) as answer:
+        (facts,) = (line for line in answer.read().decode().splitlines() if line.startswith("strata:engine_info{"))
+    assert f'device="{DEVICE}"' in facts and f'gpu="{engine["gpu"]}"' in facts

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 import pytest_asyncio
@@ -18,6 +19,7 @@ import pytest_asyncio
 from strata.server.app import RunningServer
 from strata.server.chat.template import Chat
 from strata.server.link import Patience
+from strata.server.metrics import CACHE, CACHE_COUNTERS, CACHE_NOW
 from strata.server.process import Launch
 from strata.server.settings import Settings
 
@@ -26,12 +28,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 HELLO = [{"role": "user", "content": "Hello"}]
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 CONTEXT = 512
+PARKING = ("--conversation-cache-mib", "16", "--conversation-cache-min-free-mib", "0")
 
 
 class Real:
-    def __init__(self, server: RunningServer) -> None:
+    def __init__(self, server: RunningServer, client: openai.AsyncOpenAI, http: aiohttp.ClientSession) -> None:
         self.service = server.state.service
-        self.client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        self.client = client
+        self.http = http
 
     async def ask(self, **fields: Any) -> Any:
         fields = {"model": "tiny", "messages": HELLO, "max_tokens": 6, "extra_body": NO_THINKING, **fields}
@@ -47,13 +51,18 @@ class Real:
 async def real(pack: Path, chat: Chat, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Real]:
     folder = tmp_path_factory.mktemp("engine")
     engine = Path(sys.executable).with_name("strata-engine")
-    options = ["--pack", str(pack), "--device", "host", "--max-context", str(CONTEXT), "--serve"]
+    options = ["--pack", str(pack), "--device", "host", "--max-context", str(CONTEXT), "--serve", *PARKING]
+    options += ["--conversation-cache-disk-mib", "64", "--conversation-cache-dir", str(folder / "parked")]
     launch = Launch([str(engine), *options], cwd=folder, log=folder / "engine.log")
     settings = Settings(
         model="tiny", launch=launch, port=0, pack=pack, wait_for_engine=True, patience=Patience(start_tries=1)
     )
-    async with RunningServer(settings, chat) as server:
-        yield Real(server)
+    async with (
+        RunningServer(settings, chat) as server,
+        aiohttp.ClientSession(server.url) as http,
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield Real(server, client, http)
 
 
 async def test_raw_ids_give_the_recorded_continuation(real, golden, chat):
@@ -120,6 +129,35 @@ async def test_forty_requests_at_once(real):
     answers = await asyncio.gather(*map(one, range(40)))
     assert [answer.usage.prompt_tokens for answer in answers] == [2] * 40
     assert {answer.choices[0].finish_reason for answer in answers} <= {"length", "stop"}
+
+
+async def test_metrics_count_parked_conversations_as_the_engine_does(real):
+    async def counts() -> dict[str, int]:
+        async with real.http.get("/metrics") as response:
+            return (await response.json())["conversation_cache"]
+
+    async def ask(ids: list[int]) -> Any:
+        return await real.client.completions.create(model="tiny", prompt=ids, max_tokens=1)
+
+    before, one, two = await counts(), list(range(20, 60)), list(range(60, 90))
+    limits = {name for name in before if name.removeprefix(CACHE) not in {*CACHE_NOW, *CACHE_COUNTERS}}
+    assert {CACHE + name for name in (*CACHE_NOW, *CACHE_COUNTERS)} < set(before) and CACHE + "mib" in limits
+    await ask(one)
+    await ask(two)
+    answer = await ask([*one, 5, 6])
+    assert answer.usage.prompt_tokens_details.cached_tokens == len(one)
+    after = await counts()
+    changed = {name: after[CACHE + name] - before[CACHE + name] for name in ("captured", "hits", "damaged")}
+    assert changed["captured"] >= 2 and changed["hits"] == 1 and changed["damaged"] == 0
+    assert {name: after[name] for name in limits} == {name: before[name] for name in limits}
+    async with real.http.get("/metrics?format=prometheus") as response:
+        text = await response.text()
+    for name in CACHE_COUNTERS:
+        assert f"\nstrata:{CACHE}{name}_total {float(after[CACHE + name])}\n" in text
+    for name in CACHE_NOW:
+        assert f"\nstrata:{CACHE}{name} {float(after[CACHE + name])}\n" in text
+    (facts,) = (line for line in text.splitlines() if line.startswith("strata:engine_info{"))
+    assert 'device="host"' in facts and f'context="{CONTEXT}"' in facts and "hits=" not in facts
 
 
 async def test_a_killed_engine_ends_the_stream_with_an_error_and_serves_who_waits(real, eventually):

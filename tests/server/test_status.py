@@ -106,6 +106,49 @@ async def test_prometheus_by_query_or_accept(serve):
             assert "vllm:generation_tokens_total" in text and "vllm:prefix_cache_hits_total 0.0" in text
 
 
+async def test_counters_of_the_engine_are_kept_until_it_is_another_one(serve):
+    told = "INFO conversation_cache_hits=3 conversation_cache_later=7 gpu=other"
+    lives = [
+        {"info": {"conversation_cache_mib": 64, "conversation_cache_hits": 0, "gpu": "card-1", "odd-key": 1}},
+        {"info": {"conversation_cache_mib": 32, "conversation_cache_hits": 0}},
+    ]
+    lives[0]["replies"] = [{"steps": [{"text": "one"}, {"raw": told}, {"text": " two"}]}]
+    async with serve(lives=lives) as harness:
+        assert await harness.text(chat_template_kwargs={"enable_thinking": False}) == "one two"
+        body = (await harness.get("/metrics"))[1]
+        assert body["conversation_cache"] == {
+            "conversation_cache_mib": 64,
+            "conversation_cache_hits": 3,
+            "conversation_cache_later": 7,
+        }
+        assert body["engine"]["gpu"] == "other" and body["engine"]["odd-key"] == 1
+        text = await prometheus(harness)
+        assert "strata:conversation_cache_hits_total 3.0" in text and "conversation_cache_parked" not in text
+        (facts,) = (line for line in text.splitlines() if line.startswith("strata:engine_info{"))
+        assert 'gpu="other"' in facts and 'conversation_cache_mib="64"' in facts and facts.endswith("} 1.0")
+        assert "odd-key" not in facts and "hits" not in facts
+        await harness.service.unload()
+        await harness.service.load()
+        assert (await harness.get("/metrics"))[1]["conversation_cache"] == {
+            "conversation_cache_mib": 32,
+            "conversation_cache_hits": 0,
+        }
+        assert "strata:conversation_cache_hits_total 0.0" in await prometheus(harness)
+
+
+async def test_drafts_in_slots_that_the_engine_cannot_make_are_said_at_its_start(serve, monkeypatch, caplog):
+    monkeypatch.setenv("STRATA_BATCH_MTP", "1")
+    for facts, warns in (({}, True), ({"mtp_max": 2}, False)):
+        caplog.clear()
+        async with serve(slots=2, info=facts):
+            assert ("STRATA_BATCH_MTP=1 does nothing" in caplog.text) is warns
+
+
+async def prometheus(harness) -> str:
+    async with harness.http.get(f"{harness.url}/metrics?format=prometheus") as response:
+        return await response.text()
+
+
 async def test_props_describes_the_model_and_knows_no_other(serve):
     async with serve() as harness:
         body = (await harness.get("/props"))[1]
