@@ -24,8 +24,6 @@ from strata.kernels.cuda.ahead import AHEAD, NOTHING
 from strata.kernels.cuda.kernel import Kernel
 
 REPLAYS = 11
-HINTING = ("hyper_norm", "hyper_down", "gdn_window", "route_window")
-"""Kernels that ask for weights ahead."""
 PLACES = ("route", "route_window", "embed_rows", "ple_rows", "qsa_select", "window_recent", "sample_recent")
 """Kernels whose results are places in memory: never left out."""
 ADVANCES = "window_next"
@@ -94,20 +92,13 @@ class Launches:
         for launch in self._all:
             launch.kernel.prefer_shared(percent)
 
-    def without_hints(self, kernels: Collection[str]) -> Launches:
-        """These kernels do not ask for weights of kernels to come (kernels/cuda/ahead.py)."""
+    def without_hints(self) -> Launches:
+        """No kernel asks for weights of kernels to come (kernels/cuda/ahead.py)."""
 
         def plain(argument: Any) -> Any:
             return NOTHING if isinstance(argument, np.ndarray) and argument.dtype == AHEAD else argument
 
-        return Launches(
-            [
-                replace(launch, arguments=tuple(map(plain, launch.arguments)))
-                if launch.kernel.name in kernels
-                else launch
-                for launch in self._all
-            ]
-        )
+        return Launches([replace(launch, arguments=tuple(map(plain, launch.arguments))) for launch in self._all])
 
     def queue(self, without: Collection[str] = (), twice: Collection[str] = ()) -> None:
         """Queue them again, but those that move the window on: some labels not at all, some twice."""

@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 
 from strata.bench.report import Check, Record, Report, pack_facts, show
-from strata.bench.window_launches import ADVANCES, HINTING, Launches, microseconds
+from strata.bench.window_launches import ADVANCES, Launches, microseconds
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.model import Rows
 from strata.engine.model.resident import AUTO_CHUNKS, WINDOW_ROWS, Resident
@@ -164,9 +164,8 @@ def shares(resident: Resident, n: int) -> list[Record]:
         launches.prefer_shared(percent)
         times = [microseconds(driver, launches)]
         records.append(Record.of(f"window of {n}, {percent} % of the first cache as shared memory", "us", times))
-    for kernels in (HINTING, *((name,) for name in HINTING)):
-        times = [microseconds(driver, launches.without_hints(kernels))]
-        records.append(Record.of(f"window of {n}, nothing asked for ahead by {', '.join(kernels)}", "us", times))
+    times = [microseconds(driver, launches.without_hints())]
+    records.append(Record.of(f"window of {n}, nothing asked for ahead", "us", times))
     found = {label: launches.share(driver, label, whole) for label in launches.counts() if label != ADVANCES}
     for label, us in sorted(found.items(), key=lambda item: -item[1]):
         count = launches.counts()[label]

@@ -30,7 +30,7 @@ from strata.engine.device.loading import Copy, Loading, flat
 from strata.kernels.cuda.backend import CudaKernels
 from strata.kernels.cuda.workspace import OutOfWorkspace, Workspace
 from strata.kernels.formats import Weight
-from strata.kernels.ops import AttentionPages, Hyper, Norms, Rope
+from strata.kernels.ops import AttentionPages, Gdn, Hyper, Norms, Rope
 
 STAGING: Final = 8
 """Small copies that may be under way at once."""
@@ -226,8 +226,8 @@ class CudaDevice:
         self._spaces = [Workspace(part) for part in parts]
         self.kernels.workspace = self._spaces[0] if parts else self._counters
 
-    def ahead(self, owner: object, weights: Sequence[Weight]) -> None:
-        self.kernels.ahead(owner, weights)
+    def ahead(self, w: Gdn, following: Weight) -> None:
+        self.kernels.ahead(w, following)
 
     def expect(self, bound: int | None) -> None:
         self.kernels.bound = bound

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from strata.engine.device.base import Array, Bytes, Memory
 from strata.kernels.formats import Weight
-from strata.kernels.ops import AttentionPages, Hyper, Kernels, Norms, Rope
+from strata.kernels.ops import AttentionPages, Gdn, Hyper, Kernels, Norms, Rope
 
 BACKENDS: Final = ("cpu", "reference")
 MEMINFO: Final = Path("/proc/meminfo")
@@ -96,7 +96,7 @@ class HostDevice(HostMemory):
     def place(self, arrays: Sequence[npt.NDArray[np.int32]]) -> Sequence[Array]:
         return arrays
 
-    def ahead(self, owner: object, weights: Sequence[Weight]) -> None:
+    def ahead(self, w: Gdn, following: Weight) -> None:
         """Nothing to do: the processor finds its own way."""
 
     def expect(self, bound: int | None) -> None:

@@ -25,7 +25,7 @@ from strata.engine.model.stage import Layer, Stage
 from strata.engine.model.weights import Binder, embedding_table, output_matrix, rope_table
 from strata.engine.pack import Pack
 from strata.engine.state.slots import StatePool, require_memory
-from strata.kernels.ops import F32, MAX_TOP_K, Hyper
+from strata.kernels.ops import F32, MAX_TOP_K
 
 log = logging.getLogger(__name__)
 
@@ -103,22 +103,7 @@ def bind(pack: Pack, device: Device, max_context: int) -> tuple[Embedding, Head,
     embedding = Embedding(device, embedding_table(pack, device), spec.streams)
     mixer = ends.hyper("output_hc", inject=False)
     head = Head(device.kernels, mixer, (output_matrix(pack, device),), spec.eps)
-    stage = Stage(device, _bind_layers(pack, device, max_context))
-    _say_what_follows(device, stage, mixer)
-    return embedding, head, stage
-
-
-def _say_what_follows(device: Device, stage: Stage, last: Hyper) -> None:
-    """Tell the device which matrices are read after each operation that reads few itself."""
-    mixers = [*(layer.hc_attn for layer in stage.layers), last]
-    for layer, following in zip(stage.layers, mixers[1:], strict=True):
-        moe, project = layer.moe, layer.mixer.weights.project
-        device.ahead(layer.hc_attn, project[:4])
-        if isinstance(layer.mixer, GdnBlock):
-            device.ahead(layer.mixer.weights.small, layer.mixer.weights.out)
-        device.ahead(layer.hc_ffn, (moe.router, moe.shared_gate, moe.shared_up, moe.shared_down))
-        inject = () if following.inject is None else (following.inject,)
-        device.ahead(moe, (following.down, following.up, *inject))
+    return embedding, head, Stage(device, _bind_layers(pack, device, max_context))
 
 
 def _bind_layers(pack: Pack, device: Device, max_context: int) -> list[Layer]:
@@ -132,6 +117,7 @@ def _bind_layers(pack: Pack, device: Device, max_context: int) -> list[Layer]:
         mixer: GdnBlock | QsaBlock
         if recurrent:
             mixer = GdnBlock(kernels, bind.gdn(), ordinal, spec.eps)
+            device.ahead(mixer.weights.small, *mixer.weights.out)
         else:
             mixer = QsaBlock(
                 device=device,

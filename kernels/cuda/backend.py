@@ -58,7 +58,7 @@ class CudaKernels:
         self.workspace = workspace
         self._rows_at_once = rows_at_once
         self._limits = qsas.limits(workspace, attention_bytes)
-        self._hints: dict[int, tuple[object, np.ndarray]] = {}
+        self._hints: dict[int, tuple[Gdn, np.ndarray]] = {}
         self._ended = workspace.array((1,), np.uint32)
         self._ended[...] = 0
         self._banks: dict[int, tuple[Moe, tuple[Bank, Bank, Bank], Shared | None]] = {}
@@ -96,13 +96,13 @@ class CudaKernels:
 
     def hyper_mix(self, x: DeviceArray, hc: Hyper, eps: float) -> tuple[DeviceArray, DeviceArray | None]:
         """`ops.Kernels.hyper_mix`."""
-        return hypers.hyper_mix(self.workspace, x, hc, eps, self._rows_at_once, None, self._hint(hc))
+        return hypers.hyper_mix(self.workspace, x, hc, eps, self._rows_at_once)
 
     def hyper_add_mix(
         self, x: DeviceArray, beta: DeviceArray, y: DeviceArray, hc: Hyper, eps: float
     ) -> tuple[DeviceArray, DeviceArray | None]:
         """`hyper_add`, then `hyper_mix`, in one pass over the streams less."""
-        return hypers.hyper_mix(self.workspace, x, hc, eps, self._rows_at_once, (beta, y), self._hint(hc))
+        return hypers.hyper_mix(self.workspace, x, hc, eps, self._rows_at_once, (beta, y))
 
     def hyper_add(self, x: DeviceArray, beta: DeviceArray, y: DeviceArray) -> None:
         """`ops.Kernels.hyper_add`."""
@@ -121,7 +121,8 @@ class CudaKernels:
         eps: float,
     ) -> DeviceArray:
         """`ops.Kernels.gdn`."""
-        return gdns.gdn(self.workspace, w, p, z, b, a, segments, conv, state, eps, self._hint(w))
+        _, hint = self._hints.get(id(w), (w, ahead.NOTHING))
+        return gdns.gdn(self.workspace, w, p, z, b, a, segments, conv, state, eps, hint)
 
     def qsa_store(
         self,
@@ -181,12 +182,9 @@ class CudaKernels:
         """`ops.Kernels.route`."""
         return routes.route(self.workspace, logits, used)
 
-    def ahead(self, owner: object, weights: Sequence[Weight]) -> None:
-        """A window reads these matrices after the operation of `owner` (a Hyper, Gdn, Moe): it asks for them early."""
-        self._hints[id(owner)] = owner, ahead.struct(weights)
-
-    def _hint(self, owner: object) -> np.ndarray:
-        return self._hints[id(owner)][1] if id(owner) in self._hints else ahead.NOTHING
+    def ahead(self, w: Gdn, following: Weight) -> None:
+        """A window's `gdn` with these weights is followed by a product with this matrix: it asks for it early."""
+        self._hints[id(w)] = w, ahead.struct(following)
 
     def bind_experts(self, w: Moe) -> None:
         """Put the addresses of a block's experts on the device, once, before its first `moe` is captured."""
@@ -213,9 +211,7 @@ class CudaKernels:
         _, (gate, up, down), shared = self._banks[id(w)]
         ws = self.workspace
         if routes.fits_window(w.router, w.shared_router, len(x)):
-            picked, weights, shared_logits = routes.route_window(
-                ws, self._ended, w.router, w.shared_router, x, used, self._hint(w)
-            )
+            picked, weights, shared_logits = routes.route_window(ws, self._ended, w.router, w.shared_router, x, used)
         else:
             logits, shared_logits = products.linear(ws, [w.router, w.shared_router], x)
             picked, weights = routes.route(ws, logits, used)

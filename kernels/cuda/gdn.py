@@ -49,7 +49,7 @@ def gdn(
 ) -> DeviceArray:
     """p (n, 2*K*D + V*D), z (n, V*D), b and a (n, V) -> (n, V*D); `conv` and `state` advance in place.
 
-    `hint`: what a window reads next.
+    `hint`: the matrix that a window reads next (ahead.py).
     """
     size = check(
         w_a=(w.a, "V", F32),
@@ -84,10 +84,8 @@ def gdn(
     with workspace.scratch():
         o = workspace.array((n, heads * d))
         if window:
-            more = -(-ahead.blocks(hint, _SCAN_THREADS) // (grid[0] * grid[1]))
             launch(
-                "gdn_window.cu", "gdn_window", (*grid[:2], grid[2] + more), block,
-                p, *weights, state, segments, o, *sizes, I32(grid[2]), hint,
+                "gdn_window.cu", "gdn_window", grid, block, p, *weights, state, segments, o, *sizes, hint,
                 TOKENS=_FEW if n == size["s"] else _MANY, **constants,
             )  # fmt: skip
         else:

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from strata.kernels.check import check, require
-from strata.kernels.cuda import ahead, forms, hyper_window
+from strata.kernels.cuda import forms, hyper_window
 from strata.kernels.cuda.launch import F32, I32, I64, launch
 from strata.kernels.cuda.product import linear
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
@@ -38,11 +38,10 @@ def hyper_mix(
     eps: float,
     rows_at_once: int,
     added: Added | None = None,
-    hint: np.ndarray = ahead.NOTHING,
 ) -> tuple[DeviceArray, DeviceArray | None]:
     """x (n, C, H) -> the block's input u (n, H), and beta (n, C) when the module injects.
 
-    With `added`, x[c] = fma(beta[c], y, x[c]) comes first, in place. `hint`: what a window reads next.
+    With `added`, x[c] = fma(beta[c], y, x[c]) comes first, in place.
     """
     size = check(x=(x, "n C H", F32), norm=(hc.norm, "C H", F32))
     n, streams, width = size["n"], size["C"], size["H"]
@@ -58,7 +57,7 @@ def hyper_mix(
         rows = slice(begin, min(begin + rows_at_once, n))
         before = None if added is None else (added[0][rows], added[1][rows])
         with workspace.scratch():
-            _mix(workspace, x[rows], hc, eps, before, u[rows], None if beta is None else beta[rows], left, hint)
+            _mix(workspace, x[rows], hc, eps, before, u[rows], None if beta is None else beta[rows], left)
     return u, beta
 
 
@@ -71,15 +70,14 @@ def _mix(
     u: DeviceArray,
     beta: DeviceArray | None,
     left: np.ndarray,
-    hint: np.ndarray,
 ) -> None:
     """One batch of rows, into u and beta."""
     n, streams, width = x.shape
     if hyper_window.takes(hc, n, streams, width):
-        hyper_window.mix(workspace, x, hc, eps, added, u, beta, left, hint)
+        hyper_window.mix(workspace, x, hc, eps, added, u, beta, left)
         return
     scale = F32(1) / F32(streams)
-    normed, _ = hyper_window.norm_streams(workspace, x, hc, eps, added, hint)
+    normed, _ = hyper_window.norm_streams(workspace, x, hc, eps, added)
     a, *injected = linear(workspace, [hc.down] if hc.inject is None else [hc.down, hc.inject], normed)
     n_beta = 0 if beta is None else beta.size
     launch(

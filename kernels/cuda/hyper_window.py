@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from strata.kernels.cuda import ahead, plans
 from strata.kernels.cuda import card as cards
+from strata.kernels.cuda import plans
 from strata.kernels.cuda.forms import Quantized
 from strata.kernels.cuda.launch import F32, I32, launch
 from strata.kernels.cuda.product import linear
@@ -50,7 +50,6 @@ def norm_streams(
     hc: Hyper,
     eps: float,
     added: Added | None,
-    hint: np.ndarray,
     kind: TensorType | None = None,
 ) -> tuple[DeviceArray, Quantized | None]:
     """[x = fma(beta, y, x), in place, then] normed (n, C * H); also quantised for a type, which needs H % 128 == 0."""
@@ -65,11 +64,10 @@ def norm_streams(
         made = Quantized(workspace.array((n, cols), np.uint8), workspace.array((n, cols // ACT_BLOCK)), sums)
         constants = {"INPUT_ORDER": plans.order(kind), "SUMS": group}
     quantised = (None, None, None) if made is None else (made.q, made.d, made.sums)
-    more = ahead.blocks(hint, LANES) if n <= WINDOW_ROWS else 0
     launch(
-        "hyper.cu", "hyper_norm", (n * streams + more,), (LANES,),
+        "hyper.cu", "hyper_norm", (n * streams,), (LANES,),
         x, *(added or (None, None)), hc.norm, normed, *quantised,
-        I32(n * streams), I32(width), I32(streams), F32(eps), hint, PER_THREAD=-(-width // LANES), **constants,
+        I32(width), I32(streams), F32(eps), PER_THREAD=-(-width // LANES), **constants,
     )  # fmt: skip
     return normed, made
 
@@ -92,7 +90,6 @@ def mix(
     u: DeviceArray,
     beta: DeviceArray | None,
     left: np.ndarray,
-    hint: np.ndarray,
 ) -> None:
     """x (n, C, H) -> u and beta, for rows that `takes` allows; `added` and x as for `hyper_mix`. `left`: where u goes
     quantised (`forms.leave`), or nothing."""
@@ -100,11 +97,11 @@ def mix(
     scale = F32(1) / F32(streams)
     if n == 1 and _fuses(hc, streams, width):
         a, normed = workspace.array((1, hc.down.rows)), workspace.array((1, streams * width))
-        _fused_down(x, hc, eps, added, a, normed, beta, hint)
+        _fused_down(x, hc, eps, added, a, normed, beta)
         _end(hc, a, normed, u, None, (x, *added) if added else (None, None, None), left, 1, scale)
         return
     rows = _down_rows(hc.down, n, width)
-    normed, made = norm_streams(workspace, x, hc, eps, added, hint, hc.down.type if rows else None)
+    normed, made = norm_streams(workspace, x, hc, eps, added, hc.down.type if rows else None)
     if made is None:
         (a,) = linear(workspace, [hc.down], normed)
     else:
@@ -195,18 +192,17 @@ def _fused_down(
     a: DeviceArray,
     normed: DeviceArray,
     beta: DeviceArray | None,
-    hint: np.ndarray,
 ) -> None:
     """a, normed and beta of one row; x stays as it is."""
     _, streams, width = x.shape
     rows = _down_rows(hc.down, 1, width)
     others = 1 if beta is None else streams
     strength, y = added or (None, None)
-    blocks = -(-hc.down.rows // rows) + others + ahead.blocks(hint, _DOWN_THREADS)
+    blocks = -(-hc.down.rows // rows) + others
     launch(
         "hyper_down.cu", "hyper_down", (blocks,), (_DOWN_THREADS,),
         x, strength, y, hc.norm, None if hc.inject is None else hc.inject.data, hc.down.data, a, normed, beta,
-        I32(hc.down.rows), I32(others), F32(eps), F32(1) / F32(streams), hint,
+        I32(hc.down.rows), F32(eps), F32(1) / F32(streams),
         shared=max(_down_shared(hc.down, rows, 1), _inject_shared(hc)),
         TYPE=hc.down.type.name, ROWS=rows, FUSED=1, STREAMS=streams, PER_THREAD=width // LANES,
     )  # fmt: skip

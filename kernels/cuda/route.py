@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 
 from strata.kernels.check import check, require
-from strata.kernels.cuda import ahead
 from strata.kernels.cuda import card as cards
 from strata.kernels.cuda.launch import F32, I32, launch
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
@@ -67,12 +66,10 @@ def route_window(
     shared: Weight,
     x: DeviceArray,
     used: int,
-    hint: np.ndarray = ahead.NOTHING,
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
     """x (n, H) -> experts int32 (n, used), their weights, and the logits (n,) of the shared expert's gate.
 
-    `ended`: uint32 (1,), 0 before and after. `hint`: what is read after the experts. Rows that `fits_window` allows.
-    The scores stay in the workspace.
+    `ended`: uint32 (1,), 0 before and after. Rows that `fits_window` allows. The scores stay in the workspace.
     """
     n = check(x=(x, f"n {router.cols}", F32), ended=(ended, "1", np.uint32))["n"]
     experts = router.rows
@@ -80,11 +77,10 @@ def route_window(
     logits, shared_logits = workspace.array((n, experts)), workspace.array((n,))
     picked, weights = workspace.array((n, used), I32), workspace.array((n, used))
     warps = _ROWS if n <= _ROWS else 2 * _ROWS
-    blocks, threads = -(-(experts + 1) // warps), _LANES * warps
     launch(
-        "route_window.cu", "route_window", (blocks + ahead.blocks(hint, threads),), (threads,),
+        "route_window.cu", "route_window", (-(-(experts + 1) // warps),), (_LANES * warps,),
         router.data, shared.data, x, logits, shared_logits, picked, weights, ended,
-        I32(n), I32(experts), I32(router.cols), I32(used), I32(blocks), hint, shared=4 * n * router.cols,
+        I32(n), I32(experts), I32(router.cols), I32(used), shared=4 * n * router.cols,
         TYPE=router.type.name, WARPS=warps, INPUTS=1 if n == 1 else 8, PER_LANE=_per_lane(experts),
     )  # fmt: skip
     return picked, weights, shared_logits

@@ -1,27 +1,22 @@
-// Weights of kernels to come on their way to the second level of the cache. ahead.py says what it is good for.
+// A matrix of the next kernel on its way to the second level of the cache. ahead.py says what it is good for.
 #pragma once
 #include "intrinsics.cuh"
 
-constexpr int AHEAD_MOST = 4;
 constexpr int AHEAD_PIECE = 4096;
 
 struct Ahead {
-    const u8* first[AHEAD_MOST];
-    int pieces[AHEAD_MOST];
-};
+    const u8* first;
+    int pieces;
 
-// By all threads of a block that does nothing else; `block` counts such blocks.
-DEVICE void bring(const Ahead& ahead, int block) {
+    // Block `block` of `blocks` asks for its share; a thread for one piece of it. Behind inputs_ready(): the kernel before
+    // needs the memory for itself.
+    DEVICE void ask(int block, int blocks) const {
 #if ARCH >= 900
-    int piece = block * (int)blockDim.x + (int)threadIdx.x;
-#pragma unroll
-    for (int i = 0; i < AHEAD_MOST; i++) {
-        if (piece >= 0 && piece < ahead.pieces[i])
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(ahead.first[i] + (long long)piece * AHEAD_PIECE),
+        const int piece = (int)threadIdx.x * blocks + block;
+        if (piece < pieces)
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(first + (long long)piece * AHEAD_PIECE),
                          "r"(AHEAD_PIECE)
                          : "memory");
-        piece -= ahead.pieces[i];
-    }
 #endif
-    inputs_ready();
-}
+    }
+};

@@ -2,8 +2,7 @@
 //
 // A block is COLUMNS columns of one value head in one segment; thread (group, column) has the D / 8 rows of its group in
 // registers, and eight neighbouring lanes are the eight groups of a column, so the tree over the groups is three
-// exchanges. The state is on its way before the projections are there. Blocks after those bring what the product to come
-// will read.
+// exchanges. The state is on its way before the projections are there.
 // Constants   HEAD_SIZE = D, TAPS, TOKENS of a segment at most
 // Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), to another row or in place
 // Source   the order of every sum is that of `ops.Kernels.gdn`; gdn_scan.cu does the same for prompts
@@ -97,14 +96,10 @@ DEVICE float delta_step(float (&s)[ROWS], const float* q, const float* k, float 
 
 KERNEL void __launch_bounds__(THREADS, 8)
     gdn_window(const float* p, const float* conv_w, const float* conv, const float* b, const float* a, const float* w_a,
-               const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads, int n,
+               const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads,
                PARAMETER Ahead ahead) {
     __shared__ __align__(16) float passage[GROUPS * STATE_GROUP];
     __shared__ __align__(16) Tokens tokens;
-    if (blockIdx.z >= n) {
-        bring(ahead, ((blockIdx.z - n) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x);
-        return;
-    }
     const int tid = threadIdx.x, group = tid & 7, mine = tid >> 3, head = blockIdx.y, column = blockIdx.x * COLUMNS;
     const Segment seg = segment_at(segments, blockIdx.z);
     const long long row_of_state = static_cast<long long>(D) * D;
@@ -117,6 +112,7 @@ KERNEL void __launch_bounds__(THREADS, 8)
     copies_commit();
 
     inputs_ready();
+    ahead.ask((blockIdx.z * gridDim.y + head) * gridDim.x + blockIdx.x, gridDim.x * gridDim.y * gridDim.z);
     const int channels = (2 * key_heads + value_heads) * D;
     const Work work = {Window::of(p, conv_w, conv, channels, seg), b, a, w_a, w_dt, key_heads, value_heads, head,
                        head % key_heads, column};

@@ -1,8 +1,7 @@
 // Hyper-connections around their products: streams normed, gates activated, streams mixed, a block's output added.
 //
 // hyper_norm   [x = fma(beta, y, x) when beta is given,] normed = rms(x) per stream; a block of 128 threads a stream. With
-//              ORDER of a format also int8 and scales of normed, and SUMS of groups of so many, as quantize.cu leaves them.
-//              The blocks after those bring what the products to come will read
+//              ORDER of a format also int8 and scales of normed, and SUMS of groups of so many, as quantize.cu leaves them
 // hyper_gate   a = silu(a * scale) in place; beta = 2 * sigmoid(inject * scale)
 // hyper_mean   u = (sum_c sigmoid(gates[c]) * normed[c]) * scale, c ascending, first a product, then fma
 // hyper_add    x = fma(beta, y, x)
@@ -12,7 +11,6 @@
 // Shapes   x, normed, gates (n, C, H), y and u (n, H), beta and inject (n, C), H a multiple of 4
 // Cost     each reads and writes its arrays once
 #include "rows.cuh"
-#include "ahead.cuh"
 #include "formats.cuh"
 #include "quantize_lane.cuh"
 
@@ -25,13 +23,9 @@
 
 KERNEL void __launch_bounds__(LANES)
     hyper_norm(float* x, const float* beta, const float* y, const float* w, float* normed, u8* q, float* d, float* sums,
-               int rows, int width, int streams, float eps, PARAMETER Ahead ahead) {
+               int width, int streams, float eps) {
     __shared__ float buffer[LANES];
     const long long row = blockIdx.x;
-    if (row >= rows) {
-        bring(ahead, blockIdx.x - rows);
-        return;
-    }
     x += row * width + threadIdx.x;
     normed += row * width + threadIdx.x;
     w += row % streams * width + threadIdx.x;

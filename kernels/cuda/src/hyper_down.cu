@@ -12,7 +12,6 @@
 //             C * H / 32), sums (n, C * H / GROUP) -> a (n, rows). Dynamic shared memory: `Parts`
 // Source      `product`, `lanes` and `ops.Kernels.hyper_mix`
 #include "rows.cuh"
-#include "ahead.cuh"
 #include "formats.cuh"
 #include "quantize_lane.cuh"
 
@@ -203,15 +202,11 @@ DEVICE void make_beta(const Values& values, float* memory, float* buffer, float*
 
 KERNEL void __launch_bounds__(THREADS, 1)
     hyper_down(const float* x, const float* strength, const float* y, const float* w, const float* inject, const u8* down,
-               float* a, float* normed, float* beta, int rows, int others, float eps, float scale, PARAMETER Ahead ahead) {
+               float* a, float* normed, float* beta, int rows, float eps, float scale) {
     extern __shared__ __align__(16) u8 memory[];
     __shared__ float buffer[THREADS];
     constexpr int WIDTH = PER_THREAD * LANES, COLS = STREAMS * WIDTH;
     const int blocks = (rows + ROWS - 1) / ROWS, unit = (int)blockIdx.x - blocks;
-    if (unit >= others) {
-        bring(ahead, unit - others);
-        return;
-    }
     const int first = blockIdx.x * ROWS, stream = threadIdx.x / LANES, j = threadIdx.x % LANES;
     const int row_bytes = COLS / F::BLOCK * F::BYTES;
     const Parts at = Parts::of(COLS, 1);

@@ -1,15 +1,13 @@
 // The router of a window: logits of all experts and of the shared one, then each row's picks, in one launch.
 //
 // A warp computes one weight row for up to INPUTS activation rows: lane l holds the chains 4 l to 4 l + 3 of each sum. Its
-// weights are on their way before the activations are there. The last of `blocks` to end picks; the blocks after those
-// bring what the products to come will read.
+// weights are on their way before the activations are there. The last block to end picks.
 // Constants   TYPE (F32, F16, BF16), WARPS of a block, INPUTS activation rows at once (1, 8), PER_LANE as in route.cuh
 // Shapes      router (E, cols), shared (1, cols), x (n, cols) -> logits (n, E), shared_logits (n,), experts and weights
 //             (n, used); cols % 4 == 0. Dynamic shared memory: n * cols floats
 // Source      `lanes` and `ops.Kernels.route`
 #include "device.cuh"
 #include "lanes.cuh"
-#include "ahead.cuh"
 #include "route.cuh"
 
 constexpr int AHEAD = 20;  // loads of a weight row under way: all of 2560 columns
@@ -54,11 +52,7 @@ DEVICE void row_logits(const Logits& logits, int row, const float4 (&held)[AHEAD
 
 KERNEL void __launch_bounds__(32 * WARPS)
     route_window(const u8* router, const u8* shared, const float* x, float* logits, float* shared_logits, int* experts,
-                 float* weights, u32* ended, int n, int n_experts, int cols, int used, int blocks, PARAMETER Ahead ahead) {
-    if (blockIdx.x >= blocks) {
-        bring(ahead, blockIdx.x - blocks);
-        return;
-    }
+                 float* weights, u32* ended, int n, int n_experts, int cols, int used) {
     extern __shared__ __align__(16) float inputs[];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.x * WARPS + warp;
     const u8* w = row < n_experts ? router + static_cast<long long>(row) * cols * TYPE::BYTES : shared;
@@ -73,7 +67,7 @@ KERNEL void __launch_bounds__(32 * WARPS)
     copies_wait<0>();
     __syncthreads();
     if (row <= n_experts) row_logits({logits, shared_logits, n_experts}, row, held, w, inputs, n, cols);
-    if (!last_block(ended, blocks)) return;
+    if (!last_block(ended, gridDim.x)) return;
     for (int r = warp; r < n; r += WARPS)
         pick(logits + static_cast<long long>(r) * n_experts, n_experts, used, experts + r * used, weights + r * used);
 }
