@@ -66,6 +66,9 @@ class Driver(Protocol):
     def download(self, target: npt.NDArray[Any], source: Array) -> None:
         """Queue a copy into host memory; the host waits when it is not `pinned`."""
 
+    def downloader(self, target: npt.NDArray[Any], source: Array) -> Callable[[], None]:
+        """`download` of just these, to be queued again and again: all that it needs is looked up now."""
+
     def copy(self, target: Array, source: Array) -> None:
         """Queue a copy between C-contiguous arrays of the card."""
 
@@ -157,6 +160,13 @@ class CupyDriver:
 
     def download(self, target: npt.NDArray[Any], source: Array) -> None:
         _copy(self._runtime, target.ctypes.data, source.data.ptr, target, source, self._stream.ptr)
+
+    def downloader(self, target: npt.NDArray[Any], source: Array) -> Callable[[], None]:
+        to, given, kind = target.ctypes.data, source.data.ptr, self._runtime.memcpyDefault
+        queue, n_bytes, stream = self._runtime.memcpyAsync, target.nbytes, self._stream.ptr
+        if n_bytes != source.nbytes:
+            raise ValueError(f"a copy of {source.nbytes} bytes into {n_bytes}")
+        return lambda: queue(to, given, n_bytes, kind, stream)
 
     def copy(self, target: Array, source: Array) -> None:
         _copy(self._runtime, target.data.ptr, source.data.ptr, target, source, self._stream.ptr)

@@ -140,6 +140,10 @@ class Windows:
         self._staging = Staging(device.driver, max(array.nbytes for array in self._buffers.all))
         self._landings = [device.driver.pinned(4 * most_rows).view(np.int32) for _ in range(IN_FLIGHT)]
         self._events = [device.driver.event() for _ in range(IN_FLIGHT)]
+        self._downloads = [
+            [device.driver.downloader(landing[:n], self._buffers.ids[:n]) for landing in self._landings]
+            for n in range(1, most_rows + 1)
+        ]
         self._sent = 0
 
     @property
@@ -244,33 +248,30 @@ class Windows:
             ticket = self._land(layout, self.compute(layout))
             logits: list[Array | None] = []
             graph = self._device.driver.capture(lambda: logits.append(self.compute(layout)))
-            ids = self._buffers.ids[: layout.wanted]
-            self._graphs[layout] = _Captured(graph, logits[0], ids, self._device.taken)
+            self._graphs[layout] = _Captured(graph, logits[0], self._device.taken)
             return ticket
         captured = self._graphs[layout]
         captured.graph.launch()
         self._device.replayed(captured.taken)
-        return self._land(layout, captured.logits, captured.ids)
+        return self._land(layout, captured.logits)
 
-    def _land(self, layout: Layout, logits: Array | None, ids: Array | None = None) -> Ticket:
-        """Bring the ids to the host behind the work. `ids`: where they lie, where that is known: a view costs time."""
+    def _land(self, layout: Layout, logits: Array | None) -> Ticket:
+        """Bring the ids to the host behind the work."""
         turn = self._sent % IN_FLIGHT
         self._sent += 1
-        landing, event = self._landings[turn], self._events[turn]
         if layout.wanted:
-            source = self._buffers.ids[: layout.wanted] if ids is None else ids
-            self._device.driver.download(landing[: layout.wanted], source)
+            self._downloads[layout.wanted - 1][turn]()
+        event = self._events[turn]
         event.record()
-        return Ticket(layout, logits, landing, event)
+        return Ticket(layout, logits, self._landings[turn], event)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Captured:
-    """The graph of a layout, where it leaves its logits and ids, and what of the workspace is in use behind it."""
+    """The graph of a layout, where it leaves its logits, and what of the workspace is in use behind it."""
 
     graph: Graph
     logits: Array | None
-    ids: Array
     taken: int
 
 

@@ -172,6 +172,9 @@ class EmulatedDriver:
     def download(self, target: np.ndarray, source: np.ndarray) -> None:
         self.copy(target, source)
 
+    def downloader(self, target: np.ndarray, source: np.ndarray) -> Callable[[], None]:
+        return lambda: self.copy(target, source)
+
     def copy(self, target: np.ndarray, source: np.ndarray) -> None:
         assert target.nbytes == source.nbytes and target.flags.c_contiguous and source.flags.c_contiguous
         self.add(lambda: _bytes(target).__setitem__(slice(None), _bytes(source)))
