@@ -1,0 +1,246 @@
+"""Sums, differences, products and quotients with every step written out, and small stories that ask for one.
+
+Steps    a product is split at the tens of its second number, a sum or difference is written by columns from the right,
+         so that each step is one that a small model knows by heart
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from strata.bench.demo_pack.data.sample import Number, Sample, assistant, user
+
+PLACES = ("ones", "tens", "hundreds", "thousands", "ten thousands")
+_NAMES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen - ten twenty thirty forty fifty sixty seventy eighty ninety"
+)
+_SMALL, _TENS = _NAMES.split()[:20], _NAMES.split()[20:]
+
+SIGNS = {"add": ("+", "plus"), "sub": ("-", "minus"), "mul": ("*", "times"), "div": ("/", "divided by")}
+MARKS = {"add": ("+",), "sub": ("-",), "mul": ("*", "x", "×"), "div": ("/", ":", "÷")}
+
+ASK = (
+    "What is {}?", "{}", "{}?", "{} =", "What's {}?", "what is {}", "Calculate {}.", "calculate {}", "Compute {}.",
+    "How much is {}?",
+    "how much is {}", "Please calculate {}.", "Can you work out {}?", "Can you tell me what {} is?",
+    "What does {} make?",
+    "What do you get for {}?", "Solve {}.", "I need the result of {}.", "Give me the result of {}.",
+    "Work out {}, please.",
+    "Tell me {}.", "Hi, what is {}?", "Hello! What is {}?", "{} please", "What is the answer to {}?", "Evaluate {}.",
+    "Find {}.",
+    "Could you calculate {} for me?", "What would {} be?", "Please tell me how much {} is.", "Quick question: {}?",
+)  # fmt: skip
+NAMED = {
+    "add": ("the sum of {} and {}", "{} added to {}", "{} and {} together", "the total of {} and {}"),
+    "sub": ("the difference of {} and {}", "the difference between {} and {}", "{} take away {}", "{} less {}"),
+    "mul": ("the product of {} and {}", "{} multiplied by {}", "{} multiplied with {}", "{} times {}", "{} times {}"),
+    "div": ("{} divided by {}", "the quotient of {} and {}", "{} over {}"),
+}
+SAY = ("{} is {}.", "{} = {}", "{} = {}.", "The answer is {1}.", "{} makes {}.", "The result is {1}.")
+
+THINGS = (
+    "apples", "pencils", "books", "coins", "eggs", "stamps", "chairs", "cards", "stones", "bottles", "tickets",
+    "cookies",
+    "marbles", "flowers", "seats", "buttons", "candles", "lemons", "shells", "tiles",
+)  # fmt: skip
+HOLDERS = ("box", "bag", "row", "basket", "crate", "shelf", "packet", "drawer", "tray", "bus")
+WHO = (
+    "Anna",
+    "Ben",
+    "Mira",
+    "Tom",
+    "Lena",
+    "Paul",
+    "Ida",
+    "Omar",
+    "Nora",
+    "Felix",
+    "Yuki",
+    "Sara",
+    "Max",
+    "Rosa",
+    "Emil",
+)
+
+
+def in_words(n: int) -> str:
+    """0 to 999 in English words."""
+    if n < 20:
+        return _SMALL[n]
+    if n < 100:
+        return _TENS[n // 10] + (f"-{_SMALL[n % 10]}" if n % 10 else "")
+    rest = n % 100
+    return f"{_SMALL[n // 100]} hundred" + (f" and {in_words(rest)}" if rest else "")
+
+
+def _digits(n: int, width: int) -> list[int]:
+    return [n // 10**i % 10 for i in range(width)]
+
+
+def sum_steps(a: int, b: int) -> str:
+    """a + b by columns, both 0 or more."""
+    width = max(len(str(a)), len(str(b)))
+    carry, lines = 0, []
+    for i, (x, y) in enumerate(zip(_digits(a, width), _digits(b, width), strict=True)):
+        total = x + y + carry
+        with_carry = " + 1" if carry else ""
+        carry = total // 10
+        lines.append(f"{PLACES[i]}: {x} + {y}{with_carry} = {total}" + (", carry 1" if carry else ""))
+    return "\n".join([f"{a} + {b} by columns.", *lines, f"So {a} + {b} = {a + b}."])
+
+
+def difference_steps(a: int, b: int) -> str:
+    """a - b by columns, a at least b, both 0 or more."""
+    width = len(str(a))
+    borrow, lines = 0, []
+    for i, (x, y) in enumerate(zip(_digits(a, width), _digits(b, width), strict=True)):
+        top, low = (x, y + borrow)
+        text = f"{x} - {y}" + (" - 1" if borrow else "")
+        borrow = int(top < low)
+        lines.append(f"{PLACES[i]}: {text} = {top - low + 10 * borrow}" + (", borrow 1" if borrow else ""))
+    return "\n".join([f"{a} - {b} by columns.", *lines, f"So {a} - {b} = {a - b}."])
+
+
+def _single_product(a: int, digit: int) -> str:
+    """a times one digit, a below 1000."""
+    parts = [(x * 10**i, digit) for i, x in enumerate(_digits(a, len(str(a)))) if x][::-1]
+    if len(parts) < 2:
+        return f"{a} * {digit} = {a * digit}"
+    each = ", ".join(f"{x} * {d} = {x * d}" for x, d in parts)
+    return f"{a} * {digit}: {each}. {' + '.join(str(x * d) for x, d in parts)} = {a * digit}"
+
+
+def product_steps(a: int, b: int) -> str:
+    """a * b, b below 100."""
+    if b < 10 or a * b == 0:
+        return f"{_single_product(a, b)}." if a and b else f"{a} * {b} = 0."
+    tens, ones = b // 10, b % 10
+    lines = [_single_product(a, tens) + f", so {a} * {tens * 10} = {a * tens * 10}"]
+    if ones:
+        lines = [f"{b} = {tens * 10} + {ones}.", *lines, _single_product(a, ones), sum_steps(a * tens * 10, a * ones)]
+    return "\n".join([*lines, f"{a} * {b} = {a * b}."])
+
+
+def quotient_steps(a: int, b: int) -> str:
+    """a / b digit by digit from the left, b one digit, without a rest."""
+    lines, rest = [], 0
+    for letter in str(a):
+        part = rest * 10 + int(letter)
+        lines.append(f"{part} / {b} = {part // b} rest {part % b}")
+        rest = part % b
+    return "\n".join([f"{a} / {b} from the left.", *lines, f"So {a} / {b} = {a // b}."])
+
+
+STEPS: dict[str, Callable[[int, int], str]] = {
+    "add": sum_steps, "sub": difference_steps, "mul": product_steps, "div": quotient_steps,
+}  # fmt: skip
+
+
+def result_of(op: str, a: int, b: int) -> int:
+    return {"add": a + b, "sub": a - b, "mul": a * b, "div": a // max(b, 1)}[op]
+
+
+def steps_of(op: str, a: int, b: int) -> str:
+    if op == "sub" and a < b:
+        return f"{a} is less than {b}, so the result is negative.\n{difference_steps(b, a)}\n{a} - {b} = {a - b}."
+    return STEPS[op](a, b)
+
+
+def key_of(op: str, a: int, b: int) -> str:
+    low, high = (min(a, b), max(a, b)) if op in ("add", "mul") else (a, b)
+    return f"{op} {low} {high}"
+
+
+def draw_numbers(rng: Random, op: str) -> tuple[int, int]:
+    """Mostly two digits; beside them one and three."""
+    two = rng.random() < 0.75
+    if op == "div":
+        b = rng.randint(2, 9)
+        return b * rng.randint(2, 99 if two else 140), b
+    if two:
+        return rng.randint(10, 99), rng.randint(10, 99)
+    high = 99 if op == "mul" else 999
+    a, b = rng.randint(0, rng.choice((9, high))), rng.randint(0, rng.choice((9, 20, high)))
+    return (a, b) if rng.random() < 0.5 or op != "sub" else (max(a, b), min(a, b))
+
+
+def _expression(rng: Random, op: str, a: int, b: int) -> str:
+    way = rng.random()
+    if way < 0.45:
+        mark = rng.choice(MARKS[op])
+        gap = rng.choice((" ", " ", ""))
+        return f"{a}{gap}{mark}{gap}{b}"
+    if way < 0.75:
+        return f"{a} {SIGNS[op][1]} {b}"
+    if way < 0.9 or max(a, b) > 999:
+        return rng.choice(NAMED[op]).format(*((b, a) if op == "add" and rng.random() < 0.5 else (a, b)))
+    return f"{in_words(a)} {SIGNS[op][1]} {in_words(b)}"
+
+
+def _story(rng: Random, op: str, a: int, b: int) -> tuple[str, str]:
+    """A question of everyday life, and the name of what is counted."""
+    thing, holder, who = rng.choice(THINGS), rng.choice(HOLDERS), rng.choice(WHO)
+    plural = {"box": "boxes", "bus": "buses", "shelf": "shelves"}.get(holder, holder + "s")
+    texts = {
+        "add": (
+            f"{who} has {a} {thing} and gets {b} more. How many {thing} does {who} have now?",
+            f"There are {a} {thing} in one {holder} and {b} in another. How many {thing} is that in all?",
+            f"{who} found {a} {thing} on Monday and {b} on Tuesday. How many {thing} together?",
+        ),
+        "sub": (
+            f"{who} has {a} {thing} and gives {b} away. How many {thing} are left?",
+            f"There were {a} {thing} in a {holder}. {who} took {b}. How many {thing} remain?",
+        ),
+        "mul": (
+            f"A {holder} holds {a} {thing}. How many {thing} are in {b} {plural}?",
+            f"{who} buys {b} {plural} with {a} {thing} each. How many {thing} is that?",
+            f"One {holder} has {a} {thing}. How many {thing} do {b} {plural} have?",
+        ),
+        "div": (
+            f"{who} shares {a} {thing} equally among {b} friends. How many {thing} does each friend get?",
+            f"{a} {thing} are put into {b} {plural}, the same number in each. How many {thing} are in one {holder}?",
+        ),
+    }
+    return rng.choice(texts[op]), thing
+
+
+def arithmetic(rng: Random, size: int) -> Sample:
+    """One problem of two numbers; task "arithmetic"."""
+    op = rng.choices(("add", "sub", "mul", "div"), (25, 22, 40, 13))[0]
+    a, b = draw_numbers(rng, op)
+    result = result_of(op, a, b)
+    is_story = rng.random() < 0.2 and not (op == "sub" and a < b)
+    if is_story:
+        question, thing = _story(rng, op, a, b)
+        answer = rng.choice(("{} {}.", "The answer is {} {}.", "That is {} {}.")).format(result, thing)
+    else:
+        expression = _expression(rng, op, a, b)
+        question = rng.choice(ASK).format(expression)
+        said = expression if rng.random() < 0.4 else f"{a} {rng.choice(SIGNS[op])} {b}"
+        answer = rng.choice(SAY).format(said[0].upper() + said[1:], result)
+    thinking = rng.random() < 0.8
+    plain = f"{a} {SIGNS[op][0]} {b}"
+    reasoning = steps_of(op, a, b)
+    if thinking:
+        last = assistant(answer, f"{'This asks for' if is_story else 'I need'} {plain}.\n{reasoning}")
+    elif op in ("mul", "div") and max(a, b) > 9:
+        last = assistant(f"{reasoning}\n{answer}")
+    else:
+        last = assistant(answer)
+    return Sample("arithmetic", key_of(op, a, b), [user(question), last], Number(result), thinking=thinking)
+
+
+def chain(rng: Random, size: int) -> Sample:
+    """Three or four numbers added and taken away; task "chain"."""
+    numbers = [rng.randint(2, 60) for _ in range(rng.randint(3, 4))]
+    text, total, lines = str(numbers[0]), numbers[0], []
+    for n in numbers[1:]:
+        sign = "-" if total >= n and rng.random() < 0.35 else "+"
+        step = total + n if sign == "+" else total - n
+        lines.append(f"{total} {sign} {n} = {step}")
+        text, total = f"{text} {sign} {n}", step
+    question = rng.choice(ASK).format(text)
+    last = assistant(f"{text} = {total}", "Step by step.\n" + "\n".join(lines))
+    return Sample("chain", f"chain {text}", [user(question), last], Number(total))
