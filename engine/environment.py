@@ -18,6 +18,7 @@ DECODE_SHARE: Final = "STRATA_BATCH_DECODE_SHARE"
 DEFAULT_SHARE: Final = 0.5
 MOST_SHARE: Final = 100.0
 OVERLAP: Final = "STRATA_LAUNCH_OVERLAP"
+KERNEL_CACHE: Final = "STRATA_KERNEL_CACHE"
 
 
 def _names(words: str) -> frozenset[str]:
@@ -29,6 +30,8 @@ HERE: Final[dict[str, str]] = {
     TRACE: "switch: an admission leaves a line of its phases in the log",
     DECODE_SHARE: "between two chunks of a read the slots decode for this times the chunk's time, at least one window; "
     f"0: they wait for the whole read. {DEFAULT_SHARE:g} when unset, at most {MOST_SHARE:g}",
+    KERNEL_CACHE: "folder for the machine code of a card's kernels, which only a first start compiles; else `strata` "
+    "in CUPY_CACHE_DIR, else `strata/cuda` in XDG_CACHE_HOME or ~/.cache",
     OVERLAP: "0: on a card of compute capability 9.0 or newer a kernel waits for the whole of the one before it, as on "
     "older cards; the text is the same, only slower",
 }

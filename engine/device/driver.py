@@ -18,7 +18,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from strata.kernels.cuda.compile import DeviceError
+from strata.kernels.cuda.compile import DeviceError, collecting
+from strata.kernels.cuda.precompile import compile_missing
 
 Bytes = npt.NDArray[np.uint8]
 Array = Any
@@ -82,6 +83,10 @@ class Driver(Protocol):
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """The kernels, copies and fills that `work` queues, as a graph; none of them runs now."""
+
+    def precompile(self, work: Callable[[], None]) -> int:
+        """Compile the kernels that `work` would launch, of which none runs, several at once. Returns how many were not
+        known yet."""
 
     def uploader(self) -> Uploader:
         """A stream of its own for bulk copies, for the calling thread."""
@@ -194,6 +199,11 @@ class CupyDriver:
         graph = self._stream.end_capture()
         graph.upload(self._stream)
         return _CupyGraph(graph, self._stream)
+
+    def precompile(self, work: Callable[[], None]) -> int:
+        with collecting() as jobs:
+            work()
+        return compile_missing(jobs, int(self._device.compute_capability))
 
     def uploader(self) -> Uploader:
         self._device.use()  # the current device belongs to a thread

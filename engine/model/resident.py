@@ -11,6 +11,7 @@ Cost     weights come at the speed of a few threads, while the passes that measu
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -129,7 +130,7 @@ class Resident:
         """The largest chunk that there is a workspace for."""
         for chunk in chunks:
             self.state.reserve(0, chunk)
-            fits = self.device.fit(lambda n=chunk: self._largest(n, min(n, logits)), reserve)  # type: ignore[misc]
+            fits = self.device.fit(lambda n=chunk: self._first(n, min(n, logits)), reserve)  # type: ignore[misc]
             self.state.reset(0)
             if fits:
                 log(f"prompt chunk {chunk}: {shown(self.device.workspace_bytes)} of workspace")
@@ -138,6 +139,21 @@ class Resident:
             f"the workspace of a prompt chunk of {chunks[-1]} does not fit: {shown(self.device.memory().free)} are "
             f"free, {shown(reserve)} of them stay free; use a smaller --max-context or --prefill, or a smaller file"
         )
+
+    def _first(self, chunk: int, logits: int) -> None:
+        """The largest passes, behind the compilation of what they and all windows launch."""
+        begun = time.perf_counter()
+        n = self.device.driver.precompile(lambda: self._everything(chunk, logits))
+        if n:
+            log(f"{n} kernels compiled for {self.device.name} in {time.perf_counter() - begun:.1f} s")
+        self._largest(chunk, logits)
+
+    def _everything(self, chunk: int, logits: int) -> None:
+        """Passes that launch every kernel of chunks like this one and of windows."""
+        self._largest(chunk, logits)
+        for rows in range(1, WINDOW_ROWS + 1):
+            self.windows.compute(Layout(rows, rows, rows))
+            self.windows.compute(Layout(rows, 1, 1))
 
     def _largest(self, chunk: int, logits: int) -> None:
         """The passes that need the most workspace."""

@@ -12,6 +12,9 @@ Cost     a second or so a source when it is first seen, then milliseconds
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -71,7 +74,31 @@ def _module(source: str, constants: tuple[tuple[str, int | str], ...]) -> Any:
 
 def load_kernel(source: str, name: str, **constants: int | str) -> Any:
     """The function `name` of src/<source> compiled with these constants."""
-    return _kernel(source, name, tuple(sorted(constants.items())))
+    key, collected = tuple(sorted(constants.items())), _collected.get()
+    if collected is None:
+        return _kernel(source, name, key)
+    collected.add((source, key))
+    return _launch_nothing
+
+
+@contextmanager
+def collecting() -> Iterator[set[tuple[str, tuple[tuple[str, int | str], ...]]]]:
+    """Inside, kernels are noted (source, constants) and not compiled, and their launches do nothing."""
+    found: set[tuple[str, tuple[tuple[str, int | str], ...]]] = set()
+    token = _collected.set(found)
+    try:
+        yield found
+    finally:
+        _collected.reset(token)
+
+
+_collected: ContextVar[set[tuple[str, tuple[tuple[str, int | str], ...]]] | None] = ContextVar(
+    "collected", default=None
+)
+
+
+def _launch_nothing(*_: Any, **__: Any) -> None:
+    """A kernel that is only noted."""
 
 
 @cache

@@ -13,7 +13,6 @@ Cost     some microseconds of host time a launch; nothing when a graph is replay
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -27,16 +26,11 @@ F32: Final = np.float32
 Sizes = tuple[int, ...]
 
 
-@cache
-def _kernel(source: str, name: str, constants: tuple[tuple[str, int | str], ...]) -> Any:
-    return compile.load_kernel(source, name, **dict(constants))
-
-
 def launch(
     source: str, name: str, grid: Sizes, block: Sizes, *arguments: Any, shared: int = 0, **constants: int | str
 ) -> None:
     """Queue the kernel `name` of src/`source`. `shared`: bytes of dynamic shared memory."""
     if 0 in grid:
         return
-    kernel = _kernel(source, name, tuple(constants.items()))
+    kernel = compile.load_kernel(source, name, **constants)
     kernel(grid, block, arguments, shared_mem=shared)

@@ -1,6 +1,8 @@
 """Machine code of CUDA sources for the card in use: compiled once, kept in the user's cache directory.
 
-    path = machine_code(text, arch, options)      # a file that CuPy loads
+    path = machine_code(nvrtc, text, arch, options)      # a file that CuPy loads
+
+The directory is STRATA_KERNEL_CACHE, or `strata` in CUPY_CACHE_DIR, or strata/cuda in the user's cache directory.
 
 CuPy's own compilation adds -ftz=true behind the options it is given, and a number below 1.2e-38 would be zero on a card
 and a number on the host. So its binding of the compiler is used directly. A file is named by a hash of all that its
@@ -17,10 +19,12 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+CACHE: Final = "STRATA_KERNEL_CACHE"
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +33,24 @@ class CompileError(RuntimeError):
     """The compiler refused a source; the message is its log."""
 
 
+def place(nvrtc: Any, text: str, arch: int, options: Sequence[str]) -> Path:
+    """Where the machine code of `text` for sm_<arch> is kept. `nvrtc`: the compiler, `cupy.cuda.nvrtc`."""
+    parts = (text, *_options(arch, options), *map(str, nvrtc.getVersion()))
+    return directory() / (hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32] + ".cubin")
+
+
 def machine_code(nvrtc: Any, text: str, arch: int, options: Sequence[str]) -> Path:
-    """The file with the machine code of `text` for sm_<arch>. `nvrtc`: the compiler, `cupy.cuda.nvrtc`."""
-    options = (*options, "--ftz=false", f"--gpu-architecture=sm_{arch}")
-    parts = (text, *options, *map(str, nvrtc.getVersion()))
-    path = directory() / (hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32] + ".cubin")
+    """The file with the machine code of `text` for sm_<arch>."""
+    path = place(nvrtc, text, arch, options)
     if not path.exists():
         made = path.with_suffix(f".{os.getpid()}.part")
-        made.write_bytes(_compile(nvrtc, text, options))
+        made.write_bytes(_compile(nvrtc, text, _options(arch, options)))
         made.replace(path)
     return path
+
+
+def _options(arch: int, options: Sequence[str]) -> tuple[str, ...]:
+    return (*options, "--ftz=false", f"--gpu-architecture=sm_{arch}")
 
 
 def _compile(nvrtc: Any, text: str, options: Sequence[str]) -> bytes:
@@ -53,11 +65,19 @@ def _compile(nvrtc: Any, text: str, options: Sequence[str]) -> bytes:
         nvrtc.destroyProgram(program)
 
 
+def wanted_directory(environ: Mapping[str, str]) -> Path:
+    """Where the files should lie."""
+    if environ.get(CACHE):
+        return Path(environ[CACHE])
+    if environ.get("CUPY_CACHE_DIR"):
+        return Path(environ["CUPY_CACHE_DIR"]) / "strata"
+    return Path(environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")) / "strata" / "cuda"
+
+
 @cache
 def directory() -> Path:
-    """Where the files lie, with room to write."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    path = Path(base) / "strata" / "cuda"
+    """Where they lie: there is room to write."""
+    path = wanted_directory(os.environ)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):

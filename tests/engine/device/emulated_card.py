@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,9 +19,12 @@ from unittest import mock
 
 import numpy as np
 
-from strata.kernels.cuda import arguments, card, compile, launch, mixture, product
+from strata.kernels.cuda import arguments, card, compile, mixture, product
 from strata.kernels.cuda.card import Card
 
+LOADING = (compile, arguments, product, mixture)
+"""Modules that load kernels."""
+REAL_LOADER = compile.load_kernel
 ALIGNMENT = 256
 MULTIPROCESSORS = 3
 FILLED = 256 << 20
@@ -94,6 +97,7 @@ class EmulatedCard:
     def __init__(self, folder: Path) -> None:
         self._emulator = load_emulator().Emulator(folder)
         self._driver: EmulatedDriver | None = None
+        self.loaded: set[tuple[str, tuple[tuple[str, int | str], ...]]] = set()
 
     def driver(self, total: int = 4 << 30) -> EmulatedDriver:
         self._driver = EmulatedDriver(total)
@@ -101,6 +105,7 @@ class EmulatedCard:
 
     def load_kernel(self, source: str, name: str, **constants: int | str) -> Any:
         kernel = self._emulator.load_kernel(source, name, **constants)
+        self.loaded.add((source, tuple(sorted(constants.items()))))
 
         def queue(grid: Any, block: Any, args: tuple[Any, ...], shared_mem: int = 0) -> None:
             kept = tuple(a.copy() if isinstance(a, np.ndarray) and not a.ndim else a for a in args)
@@ -113,12 +118,9 @@ class EmulatedCard:
     @contextmanager
     def plugged_in(self) -> Iterator[EmulatedCard]:
         """Kernels are loaded from here."""
-        launch._kernel.cache_clear()
         figures = Card(80, MULTIPROCESSORS, 227 << 10, 228 << 10)
         with mock.patch.object(card, "card", lambda: figures):
-            patches = [
-                mock.patch.object(m, "load_kernel", self.load_kernel) for m in (compile, arguments, product, mixture)
-            ]
+            patches = [mock.patch.object(m, "load_kernel", self.load_kernel) for m in LOADING]
             for patch in patches:
                 patch.start()
             try:
@@ -126,7 +128,6 @@ class EmulatedCard:
             finally:
                 for patch in patches:
                     patch.stop()
-                launch._kernel.cache_clear()
 
 
 class EmulatedDriver:
@@ -139,6 +140,7 @@ class EmulatedDriver:
         self.held = 0
         self.stream = Stream()
         self.sealed = False
+        self.collected: set[tuple[str, tuple[tuple[str, int | str], ...]]] = set()
         self.graph_launches = 0
         self._captured: list[Callable[[], None]] | None = None
 
@@ -198,6 +200,15 @@ class EmulatedDriver:
         finally:
             self._captured = None
         return EmulatedGraph(self, captured)
+
+    def precompile(self, work: Callable[[], None]) -> int:
+        """Nothing is compiled ahead, but what would be is in `collected`, and none of it may run."""
+        with ExitStack() as stack:
+            for module in LOADING:
+                stack.enter_context(mock.patch.object(module, "load_kernel", REAL_LOADER))
+            with compile.collecting() as self.collected:
+                work()
+        return 0
 
     def uploader(self) -> EmulatedUploader:
         return EmulatedUploader()

@@ -196,3 +196,15 @@ def test_a_draw_behind_a_replayed_window_leaves_its_logits_alone(resident, ids):
         np.testing.assert_array_equal(resident.device.read(ticket.logits), before)
         windows.eager(Rows.of([(1, 0, ids[:1])]), 1).wait()
     assert drawn[0] == drawn[1] >= 0
+
+
+def test_no_kernel_of_a_window_is_compiled_after_the_start(resident, ids, request):
+    driver = resident.device.driver
+    if driver.name != "emulated card":
+        pytest.skip("a card keeps no list of what it was asked for")
+    card = request.getfixturevalue("emulated_card")
+    card.loaded.clear()
+    for n in (1, 3, WINDOW_ROWS):
+        window(resident, [(0, ids[:n])], 1, resident.windows.eager)
+        window(resident, [(slot, [slot]) for slot in range(n)], n, resident.windows.eager)
+    assert card.loaded and card.loaded <= driver.collected

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.kernels.cuda import arguments, card, compile, launch, mixture, product
+from strata.kernels.cuda import arguments, card, compile, mixture, product
 from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.workspace import Workspace
 from strata.kernels.formats import Weight
@@ -135,14 +135,12 @@ def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
             yield Target(None, cupy.asarray, cupy.asnumpy)
         return
     emulator = request.getfixturevalue("emulator")
-    launch._kernel.cache_clear()
     for module in (compile, arguments, product, mixture):
         monkeypatch.setattr(module, "load_kernel", emulator.load_kernel)
     monkeypatch.setattr(card, "card", lambda: Card(80, 3, 227 << 10, 228 << 10))
     emulator.order = 1 + zlib.crc32(request.node.name.encode())  # odd and even ones: copies land early and late
     first = len(_kept)
     yield Target(emulator, _to_fence, np.array)
-    launch._kernel.cache_clear()
     del _kept[first:]
 
 

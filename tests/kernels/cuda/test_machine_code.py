@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from strata.kernels.cuda import launch, precompile
 from strata.kernels.cuda import machine_code as codes
-from strata.kernels.cuda.compile import OPTIONS
+from strata.kernels.cuda.compile import OPTIONS, collecting, source_text
 from strata.kernels.cuda.route import route
 
 
@@ -70,3 +72,55 @@ def test_subnormal_numbers_stay_on_a_card(target):
     logits = np.array([[0.0, 0.0, -87.0]], np.float32)
     _, weights = route(target.workspace(), target.put(logits), 3)
     assert 0 < target.host(weights)[0, 2] < np.finfo(np.float32).tiny
+
+
+def test_the_kernel_cache_lies_where_the_environment_says():
+    assert codes.wanted_directory({codes.CACHE: "/a", "CUPY_CACHE_DIR": "/b", "XDG_CACHE_HOME": "/c"}) == Path("/a")
+    assert codes.wanted_directory({"CUPY_CACHE_DIR": "/b", "XDG_CACHE_HOME": "/c"}) == Path("/b/strata")
+    assert codes.wanted_directory({"XDG_CACHE_HOME": "/c"}) == Path("/c/strata/cuda")
+
+
+def test_a_collected_pass_launches_nothing_and_names_each_source_once():
+    with collecting() as jobs:
+        for n in (1, 1, 2):
+            launch.launch("norm.cu", "rms_norm", (n,), (128,), None)
+        launch.launch("route.cu", "route", (1,), (128,), PER_LANE=16)
+    assert jobs == {("norm.cu", ()), ("route.cu", (("PER_LANE", 16),))}
+
+
+def test_only_what_is_not_on_disk_is_compiled_ahead(folder: Path):
+    compiler = Compiler()
+    jobs = [("norm.cu", ()), ("route.cu", (("PER_LANE", 16),)), ("route.cu", (("PER_LANE", 1),))]
+    codes.machine_code(compiler, source_text("route.cu", PER_LANE=16), 90, OPTIONS)
+    assert precompile.missing(compiler, jobs, 90) == [jobs[0], jobs[2]]
+    assert precompile.missing(compiler, jobs, 89) == jobs
+
+
+FAKE = """
+from types import ModuleType
+class NVRTCError(Exception): pass
+nvrtc = ModuleType("nvrtc")
+nvrtc.NVRTCError = NVRTCError
+nvrtc.getVersion = lambda: (13, 0)
+nvrtc.createProgram = lambda text, *_: text
+nvrtc.compileProgram = lambda *_: None
+nvrtc.getCUBIN = lambda text: text[-16:].encode()
+nvrtc.destroyProgram = lambda _: None
+"""
+"""A package cupy.cuda whose compiler answers with the end of the source."""
+
+
+def test_processes_compile_their_shares_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog):
+    package, cache = tmp_path / "path" / "cupy", tmp_path / "cache"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from cupy import cuda\n")
+    (package / "cuda.py").write_text(FAKE)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent), prepend=os.pathsep)
+    monkeypatch.setenv(codes.CACHE, str(cache))
+    jobs = [("norm.cu", ()), ("route.cu", (("PER_LANE", 16),)), ("window.cu", ())]
+    precompile._work([jobs[:2], jobs[2:], [("no_such_source.cu", ())]], 90)
+    ends = {source_text(source, **dict(constants))[-16:].encode() for source, constants in jobs}
+    assert {path.read_bytes() for path in cache.iterdir()} == ends
+    assert [r for r in caplog.records if "no_such_source" in r.getMessage()], (
+        "a failed process leaves no line in the log"
+    )
