@@ -18,6 +18,7 @@ from strata.bench import (
     peers,
     performance_page,
     read_join,
+    score,
     serve,
 )
 from strata.bench.engine_process import EngineFailed
@@ -33,6 +34,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "parking-test": (parking_test, "a conversation kept in a slot, a checkpoint, RAM, on disk: equal to a cold read"),
     "early-close-test": (early_close_test, "clients that go away in mid-answer leave nothing to the next one"),
     "read-join": (read_join, "long prompts joining a busy server; next turns; what the server costs; a soak"),
+    "score": (score, "held-out problems with exact answers: how many a pack gets right, task by task"),
     "page": (performance_page, "write docs/performance.md from the figures in bench/results"),
 }
 

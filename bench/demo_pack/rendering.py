@@ -25,6 +25,15 @@ class Rendered(NamedTuple):
     mask: list[bool]
 
 
+def prompt_of(chat: Chat, sample: Sample, n_messages: int | None = None) -> Prompt:
+    """What a server sends for the first messages of a sample: all but the last one, when not said."""
+    return chat.prompt(
+        sample.messages[: -1 if n_messages is None else n_messages],
+        tools=sample.tools or None,
+        thinking=MODEL_DEFAULT if sample.thinking else NO_THINKING,
+    )
+
+
 class Renderer:
     """Renders with one vocabulary; by default the demo pack's."""
 
@@ -38,12 +47,8 @@ class Renderer:
         self._closed = self.vocabulary.encode("<think>\n\n</think>\n\n")
 
     def prompt(self, sample: Sample, n_messages: int | None = None) -> Prompt:
-        """What a server sends for the first messages of the sample: all but the last one, when not said."""
-        return self._chat.prompt(
-            sample.messages[: -1 if n_messages is None else n_messages],
-            tools=sample.tools or None,
-            thinking=MODEL_DEFAULT if sample.thinking else NO_THINKING,
-        )
+        """`prompt_of` with this vocabulary."""
+        return prompt_of(self._chat, sample, n_messages)
 
     def render(self, sample: Sample) -> Rendered:
         """The conversation with its answers. The prompt of every turn to be learned is a prefix of it."""

@@ -16,6 +16,8 @@ from strata.bench.demo_pack.data.prose import sentence
 from strata.bench.demo_pack.data.sample import Sample, Value, assistant, user
 
 Record = dict[str, str]
+CHARS_PER_TOKEN = 1.95
+"""Of names, numbers and the marks between them."""
 
 
 class Kind(NamedTuple):
@@ -23,7 +25,6 @@ class Kind(NamedTuple):
 
     title: str
     make: Callable[[Random], Record]
-    tokens: int
     ask: dict[str, tuple[str, ...]]
 
 
@@ -69,23 +70,23 @@ GENERIC = (
 )  # fmt: skip
 
 KINDS = {
-    "people": Kind("people", _person, 21, {
+    "people": Kind("people", _person, {
         "city": ("Where does {k} live?", "In which city does {k} live?", "Which city is {k} from?"),
         "job": ("What does {k} do?", "What is {k}'s job?", "What does {k} work as?"),
         "room": ("Which room is {k} in?", "In which room can I find {k}?", "What is the room number of {k}?"),
     }),
-    "items": Kind("items", _item, 21, {
+    "items": Kind("items", _item, {
         "price": ("How much does the {k} cost?", "What does the {k} cost?", "What is the price of the {k}?"),
         "stock": ("How many of the {k} are in stock?", "How many {k} are there?"),
         "shelf": ("On which shelf is the {k}?", "Where is the {k}?"),
     }),
-    "codes": Kind("codes", _code, 11, {
+    "codes": Kind("codes", _code, {
         "code": ("What is the code for {k}?", "Which code belongs to {k}?", "code for {k}?", "What's the code of {k}?"),
     }),
-    "phones": Kind("phone numbers", _phone, 16, {
+    "phones": Kind("phone numbers", _phone, {
         "phone": ("What is the phone number of {k}?", "How can I call {k}?", "What number does {k} have?"),
     }),
-    "events": Kind("events", _event, 30, {
+    "events": Kind("events", _event, {
         "date": ("When is the {k}?", "On which date is the {k}?", "What day is the {k}?"),
         "time": ("At what time is the {k}?", "When does the {k} start?"),
         "place": ("Where is the {k}?", "In which city is the {k}?"),
@@ -115,17 +116,29 @@ def _line(style: str, record: Record) -> str:
     return f"{values[0]} - " + " - ".join(values[1:])
 
 
-def _lines(rng: Random, records: list[Record]) -> list[str]:
-    """The list and its lines; a table and a CSV file have a head."""
-    several = len(records[0]) > 2
-    styles = ("fields", "csv", "table", "json", "fields") if several else ("colon", "colon", "dash", "json", "csv")
-    style = rng.choice(styles)
-    lines = [_line(style, record) for record in records]
-    head = {
-        "csv": [",".join(records[0])],
-        "table": ["| " + " | ".join(records[0]) + " |", "|" + " --- |" * len(records[0])],
-    }.get(style, [])
-    return [*head, *lines]
+def _style(rng: Random, kind: Kind) -> str:
+    several = len(kind.ask) > 1
+    return rng.choice(
+        ("fields", "csv", "table", "json", "fields") if several else ("colon", "colon", "dash", "json", "csv")
+    )
+
+
+def _head(style: str, record: Record) -> list[str]:
+    """What stands before the records of a table or a CSV file."""
+    if style == "csv":
+        return [",".join(record)]
+    return ["| " + " | ".join(record) + " |", "|" + " --- |" * len(record)] if style == "table" else []
+
+
+def _records(rng: Random, kind: Kind, style: str, size: int) -> list[Record]:
+    """Records whose lines have about `size` tokens together, each key once."""
+    by_key: dict[str, Record] = {}
+    left = size * CHARS_PER_TOKEN
+    while len(by_key) < 2 or left > 0:
+        record = kind.make(rng)
+        left -= len(_line(style, record)) + 1
+        by_key.setdefault(next(iter(record.values())), record)
+    return list(by_key.values())
 
 
 def _question(rng: Random, kind: Kind, field: str, key: str) -> str:
@@ -146,14 +159,10 @@ def _reasoning(rng: Random, line: str, field: str, key: str, value: str) -> str:
 def lookup(rng: Random, size: int) -> Sample:
     """One to six questions about one list; the last one is judged. Task "lookup"."""
     kind = KINDS[rng.choice(list(KINDS))]
-    n = max(2, min(400, (size - 60) // kind.tokens))
-    by_key: dict[str, Record] = {}
-    for _ in range(n):
-        record = kind.make(rng)
-        by_key.setdefault(next(iter(record.values())), record)
-    records = list(by_key.values())
-    lines = _lines(rng, records)
-    body = lines[-len(records) :]
+    style = _style(rng, kind)
+    records = _records(rng, kind, style, size - 60)
+    body = [_line(style, record) for record in records]
+    lines = _head(style, records[0]) + body
     thinking = rng.random() < 0.45
     n_questions = rng.choice((1, 1, 2) if thinking else (1, 2, 4, 6))
     messages = []
