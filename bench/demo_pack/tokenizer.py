@@ -63,6 +63,11 @@ def load_merges() -> list[str]:
     return MERGES.read_text(encoding="utf-8").splitlines()
 
 
+def chat_template() -> str:
+    """`tokenizer.chat_template`: without the line break that ends the file, which some renderers would keep."""
+    return TEMPLATE.read_text(encoding="utf-8").rstrip("\n")
+
+
 def vocabulary_of(merges: list[str]) -> Vocabulary:
     tokens = tokens_of(merges)
     return Vocabulary(
@@ -75,7 +80,7 @@ def vocabulary_of(merges: list[str]) -> Vocabulary:
         name="strata-demo",
         architecture="qwen4exp",
         context_length=CONTEXT,
-        chat_template=TEMPLATE.read_text(encoding="utf-8"),
+        chat_template=chat_template(),
     )
 
 

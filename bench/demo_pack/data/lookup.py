@@ -7,58 +7,15 @@ Turns    several questions about one list in one conversation, so that a long li
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from random import Random
-from typing import NamedTuple
 
 from strata.bench.demo_pack.data import words
 from strata.bench.demo_pack.data.prose import sentence
+from strata.bench.demo_pack.data.record_kinds import KINDS, Kind, Record, made_kind
 from strata.bench.demo_pack.data.sample import Sample, Value, assistant, user
 
-Record = dict[str, str]
 CHARS_PER_TOKEN = 1.95
 """Of names, numbers and the marks between them."""
-
-
-class Kind(NamedTuple):
-    """One kind of list. The first field is the key; `ask` maps a field to questions, `say` to answers."""
-
-    title: str
-    make: Callable[[Random], Record]
-    ask: dict[str, tuple[str, ...]]
-
-
-MEETINGS = ("meeting", "party", "concert", "lecture", "market", "race", "dinner")
-
-
-def _person(rng: Random) -> Record:
-    return {
-        "name": words.full_name(rng), "city": rng.choice(words.CITIES), "job": rng.choice(words.JOBS),
-        "room": str(rng.randint(100, 999)),
-    }  # fmt: skip
-
-
-def _item(rng: Random) -> Record:
-    return {
-        "item": words.two_words(rng), "price": words.price(rng), "stock": str(rng.randint(0, 500)),
-        "shelf": f"{rng.choice(words.LETTERS)}{rng.randint(1, 40)}",
-    }  # fmt: skip
-
-
-def _code(rng: Random) -> Record:
-    key = words.two_words(rng) if rng.random() < 0.5 else words.made_word(rng)
-    return {"key": key, "code": words.code(rng)}
-
-
-def _phone(rng: Random) -> Record:
-    return {"name": words.full_name(rng), "phone": f"{rng.randint(100, 999)}-{rng.randint(1000, 9999)}"}
-
-
-def _event(rng: Random) -> Record:
-    return {
-        "event": f"{rng.choice(words.ADJECTIVES)} {rng.choice(MEETINGS)} {rng.randint(1, 99)}",
-        "date": words.date(rng), "time": words.clock(rng), "place": rng.choice(words.CITIES),
-    }  # fmt: skip
 
 
 GENERIC = (
@@ -68,30 +25,6 @@ GENERIC = (
     "I need the {f} of {k}.",
     "Can you find the {f} for {k}?", "what's the {f} of {k}", "Give me {k}'s {f}.", "What is {k}'s {f}?",
 )  # fmt: skip
-
-KINDS = {
-    "people": Kind("people", _person, {
-        "city": ("Where does {k} live?", "In which city does {k} live?", "Which city is {k} from?"),
-        "job": ("What does {k} do?", "What is {k}'s job?", "What does {k} work as?"),
-        "room": ("Which room is {k} in?", "In which room can I find {k}?", "What is the room number of {k}?"),
-    }),
-    "items": Kind("items", _item, {
-        "price": ("How much does the {k} cost?", "What does the {k} cost?", "What is the price of the {k}?"),
-        "stock": ("How many of the {k} are in stock?", "How many {k} are there?"),
-        "shelf": ("On which shelf is the {k}?", "Where is the {k}?"),
-    }),
-    "codes": Kind("codes", _code, {
-        "code": ("What is the code for {k}?", "Which code belongs to {k}?", "code for {k}?", "What's the code of {k}?"),
-    }),
-    "phones": Kind("phone numbers", _phone, {
-        "phone": ("What is the phone number of {k}?", "How can I call {k}?", "What number does {k} have?"),
-    }),
-    "events": Kind("events", _event, {
-        "date": ("When is the {k}?", "On which date is the {k}?", "What day is the {k}?"),
-        "time": ("At what time is the {k}?", "When does the {k} start?"),
-        "place": ("Where is the {k}?", "In which city is the {k}?"),
-    }),
-}  # fmt: skip
 
 INTRO = (
     "Here is a list of {t}:\n{l}\n\n{q}", "{l}\n\n{q}", "{q}\n\n{l}", "List of {t}:\n\n{l}\n\n{q}",
@@ -142,23 +75,36 @@ def _records(rng: Random, kind: Kind, style: str, size: int) -> list[Record]:
 
 
 def _question(rng: Random, kind: Kind, field: str, key: str) -> str:
-    texts = kind.ask[field] if rng.random() < 0.55 else GENERIC
-    text = rng.choice(texts).format(f=field, k=key)
+    own = kind.ask[field]
+    text = rng.choice(own if own and rng.random() < 0.55 else GENERIC).format(f=field, k=key)
     return text[0].upper() + text[1:] if rng.random() < 0.8 else text
 
 
-def _reasoning(rng: Random, line: str, field: str, key: str, value: str) -> str:
-    return rng.choice(
-        (
-            f"I look for {key}.\nThe line: {line}\nThe {field} is {value}.",
-            f"The record of {key} is: {line}\nSo the {field} is {value}.",
-        )
-    )
+def _reasoning(rng: Random, style: str, record: Record, field: str, called: str) -> str:
+    """The line is said again; where it does not name its fields, they are named up to the one that is asked for."""
+    text = rng.choice(("I look for {}.\nThe line: {}", "The record of {} is: {}")).format(called, _line(style, record))
+    if style in ("csv", "table"):
+        named = []
+        for name, value in record.items():
+            named.append(f"{name} {value}")
+            if name == field:
+                break
+        text += "\nThat is " + ", ".join(named) + "."
+    return f"{text}\nThe {field} is {record[field]}."
+
+
+def _called(rng: Random, records: list[Record], key: str) -> str:
+    """The key, or the first name alone where it is the only one."""
+    first, _, rest = key.partition(" ")
+    if not rest or first not in words.FIRST_NAMES or rng.random() < 0.8:
+        return key
+    alike = sum(next(iter(record.values())).startswith(f"{first} ") for record in records)
+    return first if alike == 1 else key
 
 
 def lookup(rng: Random, size: int) -> Sample:
     """One to six questions about one list; the last one is judged. Task "lookup"."""
-    kind = KINDS[rng.choice(list(KINDS))]
+    kind = made_kind(rng) if rng.random() < 0.35 else KINDS[rng.choice(list(KINDS))]
     style = _style(rng, kind)
     records = _records(rng, kind, style, size - 60)
     body = [_line(style, record) for record in records]
@@ -167,16 +113,17 @@ def lookup(rng: Random, size: int) -> Sample:
     n_questions = rng.choice((1, 1, 2) if thinking else (1, 2, 4, 6))
     messages = []
     for number in range(n_questions):
-        at = rng.randrange(len(records))
-        key, *_ = records[at].values()
+        record = rng.choice(records)
+        key, *_ = record.values()
         field = rng.choice(list(kind.ask))
-        value = records[at][field]
-        question = _question(rng, kind, field, key)
+        called = _called(rng, records, key)
+        question = _question(rng, kind, field, called)
         text = rng.choice(INTRO).format(t=kind.title, l="\n".join(lines), q=question) if number == 0 else question
-        reasoning = _reasoning(rng, body[at], field, key, value) if thinking else None
-        messages += [user(text), assistant(rng.choice(SAY).format(v=value, f=field, k=key), reasoning)]
+        answer = rng.choice(SAY).format(v=record[field], f=field, k=called)
+        messages += [user(text), assistant(answer, _reasoning(rng, style, record, field, called) if thinking else None)]
+    others = tuple(v for f, v in record.items() if f != field and v != key and v not in answer)
     problem = "\n".join(body) + f"\n{key} {field}"
-    return Sample("lookup", f"lookup {problem}", messages, Value(value), thinking=thinking)
+    return Sample("lookup", f"lookup {problem}", messages, Value(record[field], others), thinking=thinking)
 
 
 SECRETS = (

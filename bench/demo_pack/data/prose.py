@@ -27,7 +27,7 @@ def sentence(rng: Random) -> str:
     text = rng.choice(SENTENCES).format(
         a=rng.choice(words.ADJECTIVES), b=rng.choice(words.COLOURS), c=rng.choice(words.CITIES),
         d=rng.choice(words.DAYS),
-        m=rng.choice(words.MONTHS), n=rng.choice(words.NOUNS), n2=rng.choice(words.NOUNS),
+        m=rng.choice(words.MONTHS), n=rng.choice(words.THINGS), n2=rng.choice(words.THINGS),
         p=rng.choice(words.FIRST_NAMES),
         q=rng.choice(words.FIRST_NAMES), x=rng.choice(words.ANIMALS),
     )  # fmt: skip
@@ -70,7 +70,7 @@ TROUBLE = (
     "But the gate was closed, and no one had the key.",
 )  # fmt: skip
 SOLVE = (
-    "{q} had an idea: they built a {n2} from wood and rope.",
+    "{q} had an idea: they built a {made} from wood and rope.",
     "{p} remembered an old song, and the song showed the way.",
     "Together they waited for the sun, and in the light all was easy.",
     "{q} knew a small path, and {p} was brave enough to take it.",
@@ -85,6 +85,7 @@ MORAL = (
     "And they told the story to everyone.",
     "And if you walk there on a {d}, you may still see them.", "That night {p} slept well.",
 )  # fmt: skip
+BUILT = ("raft", "ladder", "bridge", "boat", "wagon", "cabin", "tent", "tower", "sail")
 PLACES = (
     "a lake",
     "the old mill",
@@ -101,12 +102,12 @@ def story(rng: Random, size: int) -> Sample:
     """Seven sentences about an animal, and about a thing when one is named. Task "story"; nothing is checked."""
     animals = rng.sample(words.ANIMALS, 3)
     adjectives = rng.sample(words.ADJECTIVES, 3)
-    nouns = rng.sample(words.NOUNS, 2)
+    nouns = rng.sample(words.THINGS, 2)
     p, q = rng.sample(words.FIRST_NAMES, 2)
     values = {
         "x": animals[0], "y": animals[1], "z": animals[2], "a": adjectives[0], "a2": adjectives[1], "a3": adjectives[2],
         "n": nouns[0], "n2": nouns[1], "p": p, "q": q, "b": rng.choice(words.COLOURS), "d": rng.choice(words.DAYS),
-        "place": rng.choice(PLACES),
+        "place": rng.choice(PLACES), "made": rng.choice(BUILT),
     }  # fmt: skip
     parts = (OPEN, WANT, MEET, TROUBLE, SOLVE, FINISH, MORAL)
     text = with_articles(" ".join(rng.choice(part).format(**values) for part in parts))

@@ -30,6 +30,10 @@ class ToolKind(NamedTuple):
     ask: Callable[[Random], tuple[str, Values]]
     answer: Callable[[Random, Values], tuple[Any, str, str]] | None = None
 
+    @property
+    def calculates(self) -> bool:
+        return self.answer in (_evaluated, _added)
+
 
 def _of(values: Callable[[Random], Values], *texts: str) -> Callable[[Random], tuple[str, Values]]:
     """A request from one of the texts; its values are those that the text names."""
@@ -60,9 +64,22 @@ def _stock(rng: Random, values: Values) -> tuple[Any, str, str]:
     return {"symbol": values["symbol"], "price": price}, f"{values['symbol']} is at {price}.", price
 
 
-def _number(rng: Random, values: Values) -> tuple[Any, str, str]:
-    n = rng.randint(2, 9999)
+def _result(n: int) -> tuple[Any, str, str]:
     return {"result": n}, f"The result is {n}.", str(n)
+
+
+def _evaluated(rng: Random, values: Values) -> tuple[Any, str, str]:
+    a, sign, b = values["expression"].split()
+    return _result({"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[sign])
+
+
+def _added(rng: Random, values: Values) -> tuple[Any, str, str]:
+    return _result(values["a"] + values["b"])
+
+
+def _today(rng: Random, values: Values) -> tuple[Any, str, str]:
+    day = words.date(rng)
+    return {"date": day}, f"Today is {day}.", day
 
 
 def _phone(rng: Random, values: Values) -> tuple[Any, str, str]:
@@ -97,7 +114,7 @@ _unit = Parameter(("unit", "units"), enum=("celsius", "fahrenheit"), optional=Tr
 
 
 def _expression(rng: Random) -> Values:
-    sign = rng.choice("+-*/")
+    sign = rng.choice("+-*")
     return {"expression": f"{rng.randint(2, 9999)} {sign} {rng.randint(2, 9999)}"}
 
 
@@ -177,7 +194,15 @@ KINDS = (
         _of(_expression, "Calculate {expression}.", "What is {expression}?",
         "Compute {expression} with the calculator.",
             "Use the tool for {expression}.", "Please evaluate {expression}."),
-        _number,
+        _evaluated,
+    ),
+    ToolKind(
+        ("get_date", "today", "current_date"),
+        ("The date of today", "Tells what day it is"),
+        {},
+        _of(lambda r: {}, "What day is it today?", "What is the date?", "Which date is today?", "date?",
+        "Tell me the date."),
+        _today,
     ),
     ToolKind(
         ("add_numbers", "add", "sum_two", "plus"),
@@ -187,7 +212,7 @@ KINDS = (
         _of(lambda r: {"a": r.randint(0, 9999), "b": r.randint(0, 9999)},
             "Add {a} and {b}.", "What is {a} plus {b}?", "Add {a} to the number {b} with the tool.",
             "Use the tool to add {a} and {b}."),
-        _number,
+        _added,
     ),
     ToolKind(
         ("send_email", "send_mail", "email", "mail_message"),
@@ -346,3 +371,42 @@ KINDS = (
             "Read the file {path}.", "What is in {path}?", "Open {path}", "Show me {path}."),
     ),
 )  # fmt: skip
+
+
+VERBS = (
+    "get", "set", "find", "create", "delete", "update", "check", "list", "start", "stop", "open", "close", "move",
+    "print", "save",
+    "load", "count", "show", "rename", "measure",
+)  # fmt: skip
+WORDS = {
+    "name": words.full_name, "city": lambda rng: rng.choice(words.CITIES),
+    "color": lambda rng: rng.choice(words.COLOURS),
+    "code": words.code, "day": lambda rng: rng.choice(words.DAYS), "date": words.date, "path": words.path,
+    "label": words.two_words,
+    "id": words.code, "key": words.made_word, "user": lambda rng: rng.choice(words.FIRST_NAMES),
+    "target": words.two_words,
+    "country": lambda rng: rng.choice(words.COUNTRIES), "time": words.clock, "tag": words.made_word,
+}  # fmt: skip
+NUMBERS = ("count", "size", "limit", "width", "height", "level", "speed", "index", "year", "page", "volume", "age")
+MADE = (
+    "{v} the {n} with {a}.", "Please {v} the {n}: {a}.", "{v} a {n}, {a}.", "I want to {v} the {n} with {a}.",
+    "Can you {v} the {n} with {a}?", "Call {t} with {a}.", "Use {t}, {a}.", "{t}: {a}",
+)  # fmt: skip
+
+
+def made_kind(rng: Random) -> ToolKind:
+    """A tool that nobody has seen: a verb and a thing, with one to four arguments that stand together by chance."""
+    verb, noun = rng.choice(VERBS), rng.choice(words.NOUNS)
+    name = rng.choice((f"{verb}_{noun}", f"{verb}_{noun}", f"{verb}{noun.title()}", f"{noun}_{verb}"))
+    keys = rng.sample([*WORDS, *NUMBERS], rng.randint(1, 4))
+    parameters = {key: Parameter((key,), "string" if key in WORDS else "integer") for key in keys}
+
+    def ask(rng: Random) -> tuple[str, Values]:
+        values: Values = {key: WORDS[key](rng) if key in WORDS else rng.randint(0, 2000) for key in keys}
+        form = rng.choice(("{} {}", "{} {}", "{} = {}", "{}: {}", "the {} {}", "{} is {}"))
+        said = [form.format(key, value) for key, value in values.items()]
+        joined = ", ".join(said) if rng.random() < 0.5 else words.listed(said)
+        text = rng.choice(MADE).format(v=verb, n=noun, a=joined, t=name)
+        return text[0].upper() + text[1:] if not text.startswith(name) else text, values
+
+    return ToolKind((name,), (f"{verb.title()} a {noun}", f"Can {verb} the {noun}"), parameters, ask)

@@ -10,9 +10,11 @@ import json
 from random import Random
 from typing import Any
 
-from strata.bench.demo_pack.data import small_talk
+from strata.bench.demo_pack.data.about import about
+from strata.bench.demo_pack.data.arithmetic import arithmetic
 from strata.bench.demo_pack.data.sample import Call, Sample, Value, assistant, user
-from strata.bench.demo_pack.data.tool_kinds import KINDS, Parameter, ToolKind
+from strata.bench.demo_pack.data.small_talk import small_talk
+from strata.bench.demo_pack.data.tool_kinds import KINDS, Parameter, ToolKind, made_kind
 
 THINK = (
     "The tool {t} can do this. {a}.", "I can use {t} for that. {a}.", "This needs {t}. {a}.", "I call {t}. {a}.",
@@ -66,7 +68,7 @@ class Shape:
 def _shown(rng: Random, wanted: Shape | None) -> list[dict[str, Any]]:
     """The tools of a request in any order, the wanted one among them."""
     n = rng.choice((0, 0, 1, 2, 3)) if wanted else rng.choice((1, 1, 2, 3))
-    others = [kind for kind in KINDS if wanted is None or kind is not wanted.kind]
+    others = [kind for kind in KINDS if (kind is not wanted.kind if wanted else not kind.calculates)]
     shapes = [Shape(rng, kind) for kind in rng.sample(others, n)]
     shapes = [shape for shape in shapes if wanted is None or shape.name != wanted.name]
     tools = [shape.tool for shape in shapes] + ([wanted.tool] if wanted else [])
@@ -88,7 +90,7 @@ def call_message(name: str, arguments: dict[str, Any], reasoning: str | None) ->
 
 def tool_call(rng: Random, size: int) -> Sample:
     """A request that one tool fits; the answer is its call. Task "tools"."""
-    kind = rng.choice(KINDS)
+    kind = made_kind(rng) if rng.random() < 0.3 else rng.choice(KINDS)
     shape = Shape(rng, kind)
     question, values = kind.ask(rng)
     arguments = shape.arguments(values)
@@ -121,7 +123,7 @@ def tool_result(rng: Random, size: int) -> Sample:
 
 def tool_unused(rng: Random, size: int) -> Sample:
     """Tools are there, and the request needs none of them. Task "no_tool"."""
-    other = small_talk.small_talk(rng, size)
+    other = rng.choice((small_talk, small_talk, about, arithmetic))(rng, size)
     *before, last = other.messages
     if "reasoning_content" in last:
         last = last | {"reasoning_content": "No tool is needed here. " + last["reasoning_content"]}

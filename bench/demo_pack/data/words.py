@@ -27,6 +27,11 @@ NOUNS = _words(
     "town train tree trumpet tunnel turtle umbrella valley vase velvet village violin wagon wall walnut water wave "
     "wheel whistle willow window winter wolf wood yard zebra"
 )
+_NO_THINGS = _words(
+    "circle city corner dinner echo music night north school summer spring winter story sister thunder storm"
+)
+THINGS = tuple(noun for noun in NOUNS if noun not in _NO_THINGS)
+"""Nouns that somebody can find, carry or lose."""
 ADJECTIVES = _words(
     "amber ancient bold brave bright busy calm clever cold cosy curious dark deep eager early empty fair famous fast "
     "gentle golden grand green happy heavy hidden honest humble jolly kind large late lazy light little lonely loud "

@@ -6,11 +6,14 @@ import json
 from collections.abc import Iterator
 from random import Random
 
+import jinja2
 import pytest
 
 from strata.bench.demo_pack.data.mixture import TASKS, draw, draw_task
 from strata.bench.demo_pack.data.sample import Sample, assistant, user
 from strata.bench.demo_pack.rendering import Renderer
+from strata.bench.demo_pack.tokenizer import chat_template
+from strata.server.chat.messages import hide_old_reasoning, normal_messages
 
 
 def samples() -> Iterator[Sample]:
@@ -69,3 +72,16 @@ def test_an_answer_that_does_not_fit_its_thinking_is_refused(renderer: Renderer)
         renderer.render(Sample("talk", "k", [user("a"), assistant("b")], thinking=True))
     with pytest.raises(ValueError, match="begins with white space"):
         renderer.render(Sample("talk", "k", [user("a"), assistant("b", "\nwell")], thinking=True))
+
+
+def test_another_renderer_writes_the_same_prompt(renderer: Renderer) -> None:
+    """One that neither trims blocks nor drops the line break that ends a file."""
+    plain = jinja2.Environment(keep_trailing_newline=True)
+    plain.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    template = plain.from_string(chat_template())
+    for sample in samples():
+        messages = hide_old_reasoning(normal_messages(sample.messages[:-1]))
+        text = template.render(
+            messages=messages, tools=sample.tools or None, add_generation_prompt=True, enable_thinking=sample.thinking
+        )
+        assert text == renderer.prompt(sample).text
