@@ -45,25 +45,26 @@ SMALL_SPANS: Final = (5, 4, 2, 1)
 
 ALONE_COLUMNS: Final = 4
 ALONE_PAIRS: Final = 32
-"""Rows of activations of an item, and pairs, from which a block takes a whole multiprocessor: its registers, and room
-for terms and inputs."""
+ALONE_BYTES: Final = 128 << 10
+"""Rows of activations of an item, pairs, and bytes of weights of a block, from which a block takes a whole
+multiprocessor: its registers, and room for terms and inputs."""
 
 UNTUNED: Final = RowTuning()
-SUMMERS: Final = {1: 1, 2: 1, 4: 2, 8: 4}
-"""Warps that add, by rows of activations."""
+SUMMERS: Final = 4
+"""Warps that add, at most."""
 TABLE_ROOM: Final = {2: 32 << 10, 1: 64 << 10}
+TERMS_ROOM: Final = {2: 40 << 10, 1: 88 << 10}
 """By the blocks that a multiprocessor holds."""
-TERMS_ROOM: Final = {1: 32 << 10, 2: 32 << 10, 4: 64 << 10, 8: 88 << 10}
-PIECE_ROOM: Final = {1: 12 << 10, 2: 12 << 10, 4: 12 << 10, 8: 12 << 10}
-_LESS: Final = ((16, 2, 1), (16, 2, 2), (12, 2, 1), (12, 2, 2), (16, 1, 2), (8, 2, 4), (8, 1, 8), (4, 1, 32))
-_LESS_OF_SEVERAL: Final = ((16, 2, 1), (12, 2, 1), (16, 1, 1), (12, 1, 2), (8, 2, 2), (8, 1, 4), (4, 1, 16))
+PIECE_ROOM: Final = 12 << 10
+_BESIDE: Final = ((16, 2, 1), (16, 1, 1), (12, 2, 1), (12, 1, 1), (12, 1, 2), (8, 2, 4), (8, 1, 8), (4, 1, 32))
+_ALONE: Final = ((20, 2, 1), (16, 2, 1), (16, 1, 1), (12, 2, 2), (8, 2, 2), (8, 1, 4), (4, 1, 16))
 """Warps, copies under way and what the room for tables is divided by, from most to least shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
     """spans of an item · rows of activations of an item · rows of a turn, 0 for units side by side · bytes from unit to
-    unit, or row to row, in a stage · warps of a block, those of them that add, those of these that have sums · copies
+    unit, or row to row, in a stage · warps of a block, those of them that add, sums of their lanes · copies
     under way · blocks that a multiprocessor holds · copies of the table · blocks · items of a row · rows of a strip ·
     pieces of a strip, items of a piece's row · turns of a piece, groups of rows among them · pieces held at once ·
     pitches and byte offsets of the parts of shared memory, and its size."""
@@ -74,7 +75,7 @@ class RowPlan:
     pitch: int
     warps: int
     summers: int
-    readers: int
+    chains: int
     depth: int
     beside: int
     copies: int
@@ -113,6 +114,7 @@ class RowPlan:
             "PITCH": self.pitch,
             "WARPS": self.warps,
             "SUMMERS": self.summers,
+            "CHAINS": self.chains,
             "DEPTH": self.depth,
             "BESIDE": self.beside,
             "COPIES": self.copies,
@@ -129,7 +131,7 @@ class RowPlan:
 
 
 NUMBERS: Final = (
-    "items", "turns", "strip", "parts", "part_items", "groups", "regions", "readers", "at_scales", "at_sums",
+    "items", "turns", "strip", "parts", "part_items", "groups", "regions", "at_scales", "at_sums",
     "at_keys", "at_strips", "at_outs", "at_terms", "at_grid", "at_stages", "at_y", "input_pitch", "scale_pitch",
     "sum_pitch", "term_pitch",
 )  # fmt: skip
@@ -201,8 +203,8 @@ def row_plan(
     job = _Job(card, kind, mode, matrix_rows, cols, n, used, wide, tuning)
     half = card.shared_multiprocessor // 2 - 2 * STATIC
     limits = {2: min(half, card.shared_block - STATIC), 1: card.shared_block - STATIC}
-    for beside in (1,) if job.columns >= ALONE_COLUMNS or job.pairs >= ALONE_PAIRS else (2, 1):
-        ways = _LESS_OF_SEVERAL if beside == 1 else _LESS[2:] if job.columns > 1 else _LESS  # registers a thread
+    for beside in (1,) if job.alone else (2, 1):
+        ways = _ALONE if beside == 1 else _BESIDE[2:] if job.columns > 1 else _BESIDE  # registers a thread
         for way in ways:
             plan = job.plan(*way, beside)
             if plan.shared <= limits[beside]:
@@ -216,7 +218,7 @@ def row_plan(
 @dataclass(frozen=True, slots=True)
 class _Cut:
     """Blocks · most rows of a block · rows of a strip · pieces of a strip · items of a piece's row · groups of rows of
-    a piece, its turns · pieces of a block."""
+    a piece, its turns · strips of a block · sums of a lane that adds."""
 
     blocks: int
     own: int
@@ -225,7 +227,8 @@ class _Cut:
     part_items: int
     groups: int
     turns: int
-    pieces: int
+    strips: int
+    chains: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,19 +287,25 @@ class _Job:
         """Of the blocks of an item."""
         return self.kind.row_bytes(max(self.spans * ACTIVATION_BLOCK, self.kind.block))
 
-    def summers(self, warps: int) -> int:
-        """Of so many warps of a block."""
-        return self.tuning.summers or min(SUMMERS[self.columns], max(1, warps // 3))
+    @property
+    def alone(self) -> bool:
+        """Whether a block takes a whole multiprocessor."""
+        each = sum(self.matrix_rows) * self.halves * max(self.pairs, 1) * self.kind.row_bytes(self.cols)
+        many = self.columns >= ALONE_COLUMNS or self.pairs >= ALONE_PAIRS
+        return many or each >= ALONE_BYTES * self.card.multiprocessors
 
-    def cut(self, part: int, summers: int) -> _Cut:
+    @property
+    def sums(self) -> int:
+        """Lanes of a summer that have different sums."""
+        return LANES // self.halves
+
+    def cut(self, part: int) -> _Cut:
         """Rows and columns of strips and pieces; `part`: what the room for terms is divided by."""
         blocks = self.card.multiprocessors * (self.tuning.blocks or 1)
         while True:
             own = [-(-r // blocks) for r in self.matrix_rows]
-            cut = (
-                self._of_lanes(blocks, own, part, summers) if self.lanes else self._of_steps(blocks, own, part, summers)
-            )
-            if cut.pieces * cut.turns * self.halves < MOST_TURNS:
+            cut = self._of_lanes(blocks, own, part) if self.lanes else self._of_steps(blocks, own, part)
+            if (cut.strips + SUMMERS) * cut.parts * cut.turns * self.halves < MOST_TURNS:
                 return cut
             blocks *= 2
 
@@ -306,30 +315,30 @@ class _Job:
 
     def _room(self, part: int) -> int:
         """Floats of a piece for each matrix."""
-        return (self.tuning.piece_room or PIECE_ROOM[self.columns]) // part // (4 * self.halves)
+        return (self.tuning.piece_room or PIECE_ROOM) // part // (4 * self.halves)
 
-    def _of_lanes(self, blocks: int, own: list[int], part: int, summers: int) -> _Cut:
+    def _of_lanes(self, blocks: int, own: list[int], part: int) -> _Cut:
         """Whole rows, units side by side."""
-        sums, room = LANES * summers // self.halves, self._room(part) // self._terms_of(self.items)
-        most = max(1, min(sums, room) // self.columns)
+        room = self._room(part) // self._terms_of(self.items)
+        most = max(1, min(self.sums, room) // self.columns)
         strip = -(-max(own) // -(-max(own) // most))
-        pieces = sum(-(-r // strip) for r in own) * max(self.pairs, 1)
-        return _Cut(blocks, max(own), strip, 1, self.items, 1, -(-strip * self.items // UNIT), pieces)
+        strips = sum(-(-r // strip) for r in own) * max(self.pairs, 1)
+        return _Cut(blocks, max(own), strip, 1, self.items, 1, -(-strip * self.items // UNIT), strips, 1)
 
-    def _of_steps(self, blocks: int, own: list[int], part: int, summers: int) -> _Cut:
+    def _of_steps(self, blocks: int, own: list[int], part: int) -> _Cut:
         """Parts of rows, turns of an item of `tall` rows."""
-        tall, most = self.tall(max(own)), LANES * summers // self.halves // self.columns
-        strip = max(own)
+        tall, rows_of_chain = self.tall(max(own)), self.sums // (self.columns // 2)
+        most, strip = 2 * rows_of_chain, max(own)
         if strip > most:
             strip = min(most, _round(-(-strip // -(-strip // most)), tall))
-        part_items = 1 if self.spans % 4 == 0 else self.items  # scales are read by fours
+        part_items = 1
         while part_items < self.items and strip * self.columns * self._terms_of(part_items + 1) <= self._room(part):
             part_items += 1
         parts = -(-self.items // part_items)
         part_items = -(-self.items // parts)
-        groups = -(-strip // tall)
-        pieces = sum(-(-r // strip) for r in own) * parts
-        return _Cut(blocks, max(own), strip, parts, part_items, groups, groups * part_items, pieces)
+        groups, strips = -(-strip // tall), sum(-(-r // strip) for r in own)
+        chains = 2 * -(-strip // rows_of_chain)
+        return _Cut(blocks, max(own), strip, parts, part_items, groups, groups * part_items, strips, chains)
 
     def tall(self, own: int) -> int:
         """Rows of a strip in a turn: 16, unless 8 leave fewer of them empty."""
@@ -351,27 +360,26 @@ class _Job:
     def plan(self, warps: int, depth: int, part: int, beside: int) -> RowPlan:
         """With so many warps and copies under way; `part`: what the room for tables is divided by."""
         tuning, kind, columns = self.tuning, self.kind, self.columns
-        warps, depth = tuning.warps or warps, tuning.depth or depth
-        summers = self.summers(warps)
-        cut = self.cut(part, summers)
+        warps, depth, cut = tuning.warps or warps, tuning.depth or depth, self.cut(part)
+        summers = min(tuning.summers or SUMMERS, cut.strips, max(1, warps // 3))
+        pieces = (_round(cut.strips, summers) if cut.parts > 1 else cut.strips) * cut.parts
         tall = self.tall(cut.own)
-        all_turns = cut.pieces * cut.turns if tall else -(-cut.pieces * cut.turns * self.halves * self.lanes // 4)
+        all_turns = pieces * cut.turns if tall else -(-pieces * cut.turns * self.halves * self.lanes // 4)
         depth = min(depth, max(1, -(-all_turns // (warps - summers))))  # no more than there is to copy
         inputs = self.pairs if self.mode == DOWN else self.n
         input_pitch, scale_pitch = self.items * (32 * self.spans + 16), _odd_quads(self.cols // ACTIVATION_BLOCK)
         term_pitch, sum_pitch = self._terms_of(cut.part_items), _odd_quads(self.items * self.item_sums)
         region = self.halves * cut.strip * columns * term_pitch * 4
-        terms_room = (tuning.terms_room or TERMS_ROOM[columns]) // part
-        regions = max(1, min(MOST_REGIONS, cut.pieces, terms_room // region))
+        terms_room = (tuning.terms_room or TERMS_ROOM[beside]) // part
+        regions = max(1, min(MOST_REGIONS, pieces, terms_room // region))
         copies = table_copies(kind, (tuning.table_room or TABLE_ROOM[beside]) // max(1, part // 2))
-        strips = cut.pieces // cut.parts
         sizes = {
             "at_inputs": inputs * input_pitch,
             "at_scales": inputs * scale_pitch * 4,
             "at_sums": inputs * sum_pitch * 4,
             "at_keys": _round(self.pairs, 4) * 4,
-            "at_strips": strips * self.halves * ENTRY,
-            "at_outs": strips * ENTRY,
+            "at_strips": cut.strips * self.halves * ENTRY,
+            "at_outs": cut.strips * ENTRY,
             "at_terms": regions * region,
             "at_grid": table_bytes(kind) * copies,
             "at_stages": (warps - summers) * depth * self.stage_bytes(tall),
@@ -384,7 +392,7 @@ class _Job:
         del at["at_inputs"]
         return RowPlan(
             spans=self.spans, columns=columns, tall=tall, pitch=self.pitch, warps=warps, summers=summers,
-            readers=-(-cut.strip * columns * self.halves // LANES), depth=depth, beside=beside, copies=copies,
+            chains=cut.chains, depth=depth, beside=beside, copies=copies,
             aligned=self.wide, blocks=cut.blocks, items=self.items, strip=cut.strip, parts=cut.parts,
             part_items=cut.part_items, turns=cut.turns, groups=cut.groups, regions=regions, input_pitch=input_pitch,
             scale_pitch=scale_pitch, sum_pitch=sum_pitch, term_pitch=term_pitch, shared=begin, **at,

@@ -23,7 +23,7 @@ from strata.kernels.formats import TensorType
 ROW: Final = structure(
     ("x", "q", "d", "join", "first", "second", "ids", "weights", "given", "beside"),
     ("early", "n", "used", "cols", "matrices", "items", "item_inverse", "turns", "turn_inverse", "strip", "parts",
-     "part_inverse", "part_items", "groups", "group_inverse", "regions", "region_inverse", "readers", "at_scales",
+     "part_inverse", "part_items", "groups", "group_inverse", "regions", "region_inverse", "at_scales",
      "at_sums", "at_keys", "at_strips", "at_outs", "at_terms", "at_grid", "at_stages", "at_y", "input_pitch",
      "scale_pitch", "sum_pitch", "term_pitch"),
 )  # fmt: skip

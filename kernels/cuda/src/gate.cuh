@@ -1,7 +1,7 @@
-// A table in shared memory that many fill, `parts` times a turn, and `readers` warps read when it is full, again and again.
+// A table in shared memory that many fill, `parts` times a turn, and a warp reads when it is full, again and again.
 //
-// `turn` counts the fillings of this table, from 0. The readers come for every turn, so the parity of a barrier tells them
-// that it is full (where the card has barriers, sm_80; those who fill have copies under way, and a fence would wait for
+// `turn` counts the fillings of this table, from 0. A reader waits for the readings of the turns before, so the parity of a
+// barrier tells it that its turn is full (where the card has barriers, sm_80; those who fill have copies under way, and a fence would wait for
 // them). Those who fill may leave turns out: they look at the number of readings. Needs intrinsics.cuh.
 #pragma once
 
@@ -41,8 +41,8 @@ DEVICE void gate_wait_full(const Gate* gate, u32 turn, int parts) {
 #endif
 }
 
-DEVICE void gate_wait_read(const Gate* gate, u32 turn, int readers) {
-    while (gate_seen(&gate->read) < readers * turn);
+DEVICE void gate_wait_read(const Gate* gate, u32 turn) {
+    while (gate_seen(&gate->read) < turn);
 }
 
 // By one thread, for lanes that a __syncwarp() was before.

@@ -4,11 +4,11 @@
 // pair is a source of its own, with one row of activations. The rows of a source are cut into *strips*, a strip by columns
 // into *pieces*, a piece into *items* of some spans of a row. Warps take the items of all pieces in turns, bring their bytes
 // to shared memory by asynchronous copies DEPTH - 1 turns ahead, and put their terms into a table of the piece
-// (turn_items.cuh, turn_matrix.cuh). When the piece is there, the SUMMERS add its terms, a lane a sum, in the order of the
-// row, and go on with the next piece. So the order is that of the row, whatever the launch.
+// (turn_items.cuh, turn_matrix.cuh). When the piece is there, one of the SUMMERS adds its terms, a lane CHAINS sums, in the
+// order of the row; it has the pieces of a strip one after the other. So the order is that of the row, whatever the launch.
 //
 // Constants: TYPE a format, SPANS of an item, COLUMNS (1, 2, 4, 8) for the rows of activations, TALL rows of a turn (0 for 1
-// or 2 columns), WARPS of a block, SUMMERS of them, DEPTH, blocks that a multiprocessor holds (BESIDE), COPIES of the type's
+// or 2 columns), WARPS of a block, SUMMERS of them, CHAINS, DEPTH, blocks that a multiprocessor holds (BESIDE), COPIES of the type's
 // table, ALIGNED = 1 when every block begins at a multiple of 16, and MODE:
 //   DENSE    several matrices of one type with the same rows; out (n, rows) each
 //   GATE_UP  out = silu(gate x) * (up x): of experts (pairs, rows), or of two matrices (n, rows)
@@ -51,46 +51,58 @@ enum {
 #include "turn_matrix.cuh"
 #endif
 
-// A sum of terms in their order; those of the next eight are read while eight are added.
-struct Eight {
-    float t[8], d[8 / I::PER];
+// Terms of an item's row, all or half of them, and the scales of their activations.
+struct Terms {
+    enum { PARTS_OF_ITEM = ITEM_TERMS > 16 ? 2 : 1, ALL = ITEM_TERMS / PARTS_OF_ITEM, SCALES = SPANS / PARTS_OF_ITEM };
 
-    DEVICE void load(const float* terms, const float* scales) {
-        const float4 u = *(const float4*)terms, v = *(const float4*)(terms + 4);
-        t[0] = u.x, t[1] = u.y, t[2] = u.z, t[3] = u.w, t[4] = v.x, t[5] = v.y, t[6] = v.z, t[7] = v.w;
-        if (I::PER == 4) {
-            const float2 s = *(const float2*)scales;
-            d[0] = s.x, d[1] = s.y;
+    float t[ALL], d[SCALES];
+
+    template <int N>
+    DEVICE static void read(float (&to)[N], const float* from) {
+        if (N % 4 == 0) {
+#pragma unroll
+            for (int i = 0; i < N / 4; i++) {
+                const float4 v = ((const float4*)from)[i];
+                to[4 * i] = v.x, to[4 * i + 1] = v.y, to[4 * i + 2] = v.z, to[4 * i + 3] = v.w;
+            }
         } else {
 #pragma unroll
-            for (int i = 0; i < 8 / I::PER; i += 4) {
-                const float4 s = *(const float4*)(scales + i);
-                d[i] = s.x, d[i + 1] = s.y, d[i + 2] = s.z, d[i + 3] = s.w;
-            }
+            for (int i = 0; i < N; i++) to[i] = from[i];
         }
     }
-    DEVICE float add(float sum) const {
-#pragma unroll
-        for (int i = 0; i < 8; i++) sum = fmaf(t[i], d[i / I::PER], sum);
-        return sum;
+    // The i-th of a row.
+    DEVICE void load(const float* terms, const float* scales, int i) {
+        read(t, terms + i / PARTS_OF_ITEM * TERM_ITEM + i % PARTS_OF_ITEM * ALL);
+        read(d, scales + i * SCALES);
     }
 };
 
-DEVICE float add_row(float sum, const float* terms, const float* scales, int items) {
-    enum { WHOLE = ITEM_TERMS % 8 == 0, OF_ITEM = WHOLE ? ITEM_TERMS / 8 : 1, STEP = WHOLE ? TERM_ITEM : 8 };
-    static_assert(WHOLE || (int)TERM_ITEM == (int)ITEM_TERMS, "terms of items that are no whole eights lie without gaps");
-    const int count = items * ITEM_TERMS, eights = count / 8;
-    const auto at = [&](int i) { return terms + (i / OF_ITEM * STEP + i % OF_ITEM * 8); };
-    Eight next;
-    if (eights) next.load(terms, scales);
+// The sums of a lane over the items of a piece, each in the order of its row. One sum waits for itself, so its next terms
+// are read meanwhile; several go on in turn.
+DEVICE void add_items(float (&sum)[CHAINS], const float* const (&terms)[CHAINS], const float* const (&scales)[2], int items) {
+    const int count = items * Terms::PARTS_OF_ITEM;
+    if (CHAINS == 1) {
+        Terms next;
+        next.load(terms[0], scales[0], 0);
 #pragma unroll 2
-    for (int i = 0; i < eights; i++) {
-        const Eight now = next;
-        if (i + 1 < eights) next.load(at(i + 1), scales + 8 / I::PER * (i + 1));
-        sum = now.add(sum);
+        for (int i = 1; i <= count; i++) {
+            const Terms now = next;
+            if (i < count) next.load(terms[0], scales[0], i);
+#pragma unroll
+            for (int k = 0; k < Terms::ALL; k++) sum[0] = fmaf(now.t[k], now.d[k / I::PER], sum[0]);
+        }
+        return;
     }
-    for (int i = 8 * eights; i < count; i++) sum = fmaf(terms[i], scales[i / I::PER], sum);
-    return sum;
+#pragma unroll 1
+    for (int i = 0; i < count; i++) {
+        Terms now[CHAINS];
+#pragma unroll
+        for (int c = 0; c < CHAINS; c++) now[c].load(terms[c], scales[c & 1], i);
+#pragma unroll
+        for (int k = 0; k < Terms::ALL; k++)
+#pragma unroll
+            for (int c = 0; c < CHAINS; c++) sum[c] = fmaf(now[c].t[k], now[c & 1].d[k / I::PER], sum[c]);
+    }
 }
 
 DEVICE void finish(const Arguments& a, const Out& out, float sum, int half, int r, int column) {
@@ -101,27 +113,41 @@ DEVICE void finish(const Arguments& a, const Out& out, float sum, int half, int 
     else *to = MODE == DENSE && a.join ? fmaf(sigmoid_f32(a.join[column]), sum, *to) : sum;
 }
 
-// One of the SUMMERS: its sums of all strips, piece by piece.
-DEVICE void add_pieces(const Arguments& a, const u8* shared, const Tables& tables, Gate* gates, int pieces, int summer) {
-    const int lane = threadIdx.x & 31, half = MODE == GATE_UP ? lane >> 4 : 0;
-    if (SUMS * summer >= a.strip * COLUMNS) return;
-    const int sum_at = SUMS * summer + lane % SUMS, at = min(sum_at, a.strip * COLUMNS - 1), column = column_of_sum(a, at);
-    const int r = at == sum_at ? row_of_sum(a, at) : a.strip;  // past the last: a sum that is dropped
-    int turn = 0, region = 0, strip = 0, part = 0;
-    float sum = 0.0f;
-    for (int piece = 0; piece < pieces; piece++) {
-        const Strip own = tables.strips[HALVES * strip];
-        const int row = (region * HALVES + half) * (a.strip * COLUMNS) + at, first = part * a.part_items;
-        const float* scales = (const float*)(shared + a.at_scales) + (own.input + min(column, COLUMNS > 1 ? a.n - 1 : 0)) * a.scale_pitch;
-        gate_wait_full(&gates[region], turn, ARRIVALS * a.turns);
-        sum = add_row(part ? sum : 0.0f, (const float*)(shared + a.at_terms) + row * a.term_pitch, scales + first * SPANS,
-                      min(a.part_items, a.items - first));
-        __syncwarp();
-        if (lane == 0) gate_read(&gates[region]);
-        if (++region == a.regions) region = 0, turn++;
-        if (++part < a.parts) continue;
-        part = 0;
-        finish(a, tables.outs[strip++], sum, half, r, column);
+// One of the SUMMERS adds every SUMMERS-th strip, piece by piece; a lane CHAINS of its sums. `strips` of the block.
+DEVICE void add_strips(const Arguments& a, const u8* shared, const Tables& tables, Gate* gates, int strips, int summer) {
+    const int lane = threadIdx.x & 31, half = MODE == GATE_UP ? lane >> 4 : 0, most = a.strip * COLUMNS;
+    for (int strip = summer; strip < (a.parts > 1 ? (strips + SUMMERS - 1) / SUMMERS * SUMMERS : strips); strip += SUMMERS) {
+        const bool there = strip < strips;
+        const Strip own = tables.strips[HALVES * (there ? strip : 0)];
+        const float* scales[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = own.input + min(column_of_sum(lane % SUMS, i), COLUMNS > 1 ? a.n - 1 : 0);
+            scales[i] = (const float*)(shared + a.at_scales) + row * a.scale_pitch;
+        }
+        float sum[CHAINS] = {};
+        for (int part = 0; part < a.parts; part++) {
+            const int piece = piece_of(a, strip, part), turn = divide(piece, a.regions, a.region_inverse);
+            const int region = piece - turn * a.regions, first = part * a.part_items;
+            gate_wait_read(&gates[region], turn);  // also by those who read nothing: the readings are counted in turn
+            if (there) {
+                const float* terms[CHAINS];
+#pragma unroll
+                for (int c = 0; c < CHAINS; c++) {
+                    const int at = min(place_of_sum(a, row_of_sum(lane % SUMS, c), lane % SUMS, c), most - 1);
+                    terms[c] = (const float*)(shared + a.at_terms) + ((region * HALVES + half) * most + at) * a.term_pitch;
+                }
+                gate_wait_full(&gates[region], turn, ARRIVALS * a.turns);
+                const float* const of[2] = {scales[0] + first * SPANS, scales[1] + first * SPANS};
+                add_items(sum, terms, of, min(a.part_items, a.items - first));
+                __syncwarp();
+            }
+            if (lane == 0) gate_read(&gates[region]);
+        }
+        if (!there) return;
+#pragma unroll
+        for (int c = 0; c < CHAINS; c++)
+            finish(a, tables.outs[strip], sum[c], half, row_of_sum(lane % SUMS, c), column_of_sum(lane % SUMS, c & 1));
     }
 }
 
@@ -155,13 +181,13 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE) void product_row(PARAMETER Argument
     else if ((MODE == GATE_UP && a.ids) || MODE == PAIRS) inputs_ready();  // the picks say which weights
     find_strips(a, tables, &count);  // DOWN: the picks are older than the kernel before
     __syncthreads();
-    const int pieces = count * a.parts, all = pieces * (ARRIVALS * a.turns);
+    const int strips = count, all = pieces_of(a, strips) * (ARRIVALS * a.turns);
 
     u8* const stages = shared + a.at_stages + warp * (DEPTH * STAGE);
     const bool worker = warp < WORKERS;
     int number = first_number(warp, lane);
     auto load = [&](int number, int stage) {
-        if (number < all) load_turn(a, tables.strips, stages + stage * STAGE, number, lane);
+        if (number < all) load_turn(a, tables.strips, strips, stages + stage * STAGE, number, lane);
         copies_commit();
     };
     if (worker) {
@@ -174,7 +200,7 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE) void product_row(PARAMETER Argument
     __syncthreads();
 
     if (!worker) {
-        add_pieces(a, shared, tables, gates, pieces, warp - WORKERS);
+        add_strips(a, shared, tables, gates, strips, warp - WORKERS);
     } else {
         const int copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES;
         const Grid grid{shared + a.at_grid + copy * (F::LOOK == WORD ? 4 : 8)};
@@ -182,10 +208,10 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE) void product_row(PARAMETER Argument
         for (int first = AT_ONCE * warp; first < all; first += STEP, number += STEP) {
             copies_wait<DEPTH - 1>();
             __syncwarp();
-            const Turn turn(a, tables.strips, min(number, all - 1));
+            const Turn turn(a, tables.strips, strips, min(number, all - 1));
             const int filling = divide(turn.piece, a.regions, a.region_inverse), region = turn.piece - filling * a.regions;
             multiply_turn(a, shared, turn, stages + stage * STAGE, grid, region, lane, number < all, [&] {
-                if (filling > 0) gate_wait_read(&gates[region], filling, a.readers);
+                if (filling > 0) gate_wait_read(&gates[region], filling);
             });
             __syncwarp();  // the terms are there, and the stage is free
             if (ends_turn(lane) && number < all) gate_filled(&gates[region]);

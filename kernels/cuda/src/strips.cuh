@@ -35,7 +35,6 @@ struct Arguments {
     int part_items;               // items of a piece's row at most
     int groups, group_inverse;    // COLUMNS > 2: turns of a strip's height
     int regions, region_inverse;  // pieces that the table of terms holds
-    int readers;                  // summers that have sums
     int at_scales, at_sums, at_keys, at_strips, at_outs, at_terms, at_grid, at_stages, at_y;  // parts of shared memory, bytes
     int input_pitch, scale_pitch, sum_pitch, term_pitch;
 };

@@ -24,7 +24,7 @@ struct Turn {  // of a lane: its unit, which half of a strip it belongs to
     Strip strip;
     int piece, half, unit;
 
-    DEVICE Turn(const Arguments& a, const Strip* strips, int number) {
+    DEVICE Turn(const Arguments& a, const Strip* strips, int, int number) {
         const int rows = divide(number, a.turns, a.turn_inverse);
         unit = number - rows * a.turns;
         half = MODE == GATE_UP ? rows & 1 : 0;
@@ -38,8 +38,8 @@ DEVICE int first_number(int warp, int lane) { return AT_ONCE * warp + lane / UNI
 
 DEVICE bool ends_turn(int lane) { return lane % UNIT_LANES == 0; }
 
-DEVICE void load_turn(const Arguments& a, const Strip* strips, u8* stage, int number, int lane) {
-    const Turn turn(a, strips, number);
+DEVICE void load_turn(const Arguments& a, const Strip* strips, int all, u8* stage, int number, int lane) {
+    const Turn turn(a, strips, all, number);
     const int own = lane % UNIT_LANES, shift = (int)((u64)turn.from() & 15), left = turn.strip.rows * a.items - 8 * turn.unit;
     const int end = shift + min((int)UNIT_BYTES, left * ITEM_BYTES) - 16 * own;  // of the unit, for this lane
     const u8* from = turn.from() + (16 * own - shift);
@@ -90,6 +90,10 @@ DEVICE void multiply_turn(const Arguments& a, u8* shared, const Turn& turn, cons
 #endif
 }
 
-// Row and column of a sum by its place in a piece's part of the table.
-DEVICE int row_of_sum(const Arguments&, int at) { return at / COLUMNS; }
-DEVICE int column_of_sum(const Arguments&, int at) { return at % COLUMNS; }
+// A lane's sum: its row, its column, its place in the table of a piece.
+DEVICE int row_of_sum(int lane, int) { return lane / COLUMNS; }
+DEVICE int column_of_sum(int lane, int) { return lane % COLUMNS; }
+DEVICE int place_of_sum(const Arguments&, int, int lane, int) { return lane; }
+
+DEVICE int piece_of(const Arguments&, int strip, int) { return strip; }
+DEVICE int pieces_of(const Arguments&, int strips) { return strips; }

@@ -21,15 +21,17 @@ struct Turn {
     int piece, row, item, in_piece;  // row: first of the turn in the strip; item: in the row, and in the piece's row
     bool there;
 
-    DEVICE Turn(const Arguments& a, const Strip* strips, int number) {
+    DEVICE Turn(const Arguments& a, const Strip* strips, int all, int number) {
         piece = divide(number, a.turns, a.turn_inverse);
-        const int j = number - piece * a.turns, of = divide(piece, a.parts, a.part_inverse), part = piece - of * a.parts;
+        const int j = number - piece * a.turns, row_of_band = piece / SUMMERS, band = divide(row_of_band, a.parts, a.part_inverse);
+        const int part = row_of_band - band * a.parts, of = band * SUMMERS + piece % SUMMERS;
         in_piece = divide(j, a.groups, a.group_inverse);
         row = (j - in_piece * a.groups) * ROWS;
         item = part * a.part_items + in_piece;
-        there = item < a.items && in_piece < a.part_items;
-        strip = strips[HALVES * of];
-        second = strips[HALVES * of + HALVES - 1].from;
+        there = of < all && item < a.items && in_piece < a.part_items;
+        const int known = min(of, all - 1);
+        strip = strips[HALVES * known];
+        second = strips[HALVES * known + HALVES - 1].from;
     }
     // A line's bytes: of row g of the turn, and of row g + 8 or of up.
     DEVICE const u8* line(const Arguments& a, int g, int upper) const {
@@ -44,8 +46,8 @@ DEVICE int first_number(int warp, int) { return warp; }
 
 DEVICE bool ends_turn(int lane) { return lane == 0; }
 
-DEVICE void load_turn(const Arguments& a, const Strip* strips, u8* stage, int number, int lane) {
-    const Turn turn(a, strips, number);
+DEVICE void load_turn(const Arguments& a, const Strip* strips, int all, u8* stage, int number, int lane) {
+    const Turn turn(a, strips, all, number);
     if (!turn.there) return;
     const int piece = 16 * (lane % LINE_LANES), begin = lane / LINE_LANES;
 #pragma unroll
@@ -130,12 +132,16 @@ DEVICE void multiply_turn(const Arguments& a, u8* shared, const Turn& turn, cons
         }
 }
 
-// Row and column of a sum by its place in a piece's part of the table: even columns come first.
-DEVICE int row_of_sum(const Arguments& a, int at) {
-    const int even = a.strip * PAIRS_OF_COLUMNS;
-    return (at >= even ? at - even : at) / PAIRS_OF_COLUMNS;
+// A lane's sums: row, column and place of sum c in the table of a piece. Even columns come first there; sums c and c + 2 are
+// of the same column.
+DEVICE int row_of_sum(int lane, int c) { return lane / PAIRS_OF_COLUMNS + (c >> 1) * (SUMS / PAIRS_OF_COLUMNS); }
+DEVICE int column_of_sum(int lane, int odd) { return 2 * (lane % PAIRS_OF_COLUMNS) + odd; }
+DEVICE int place_of_sum(const Arguments& a, int row, int lane, int c) {
+    return (c & 1) * (a.strip * PAIRS_OF_COLUMNS) + min(row, a.strip - 1) * PAIRS_OF_COLUMNS + lane % PAIRS_OF_COLUMNS;
 }
-DEVICE int column_of_sum(const Arguments& a, int at) {
-    const int even = a.strip * PAIRS_OF_COLUMNS;
-    return at >= even ? 2 * ((at - even) % PAIRS_OF_COLUMNS) + 1 : 2 * (at % PAIRS_OF_COLUMNS);
+
+// Pieces go by bands of SUMMERS strips, part by part, so that all of them have something to add.
+DEVICE int piece_of(const Arguments& a, int strip, int part) {
+    return (strip / SUMMERS * a.parts + part) * SUMMERS + strip % SUMMERS;
 }
+DEVICE int pieces_of(const Arguments& a, int strips) { return (strips + SUMMERS - 1) / SUMMERS * SUMMERS * a.parts; }
