@@ -5,16 +5,21 @@ answers are greedy and go through the server's output parser; a number, a record
 its arguments has to be right exactly. `bench/demo_pack/data` writes the problems; none of them is in the demo pack's
 training. With slots (--batch) the problems run together, which changes no answer. Exit code 1 when a task stays below
 --floor.
+
+Another implementation is judged through files: `--write-prompts` writes a line for each problem, {"task", "ids",
+"max_new"}, and `--answers` reads a line for each in the same order, {"tokens"}: greedy ids up to an end token.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+import msgspec
 from rich.console import Console
 
 from strata.bench.checks import Findings, Launch, add_engine_arguments
@@ -49,7 +54,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--longest", type=int, default=SIZES[-1], help=f"tokens of the longest prompts ({SIZES[-1]})")
     parser.add_argument("--max-new", type=int, default=800, help="tokens of an answer at most (800)")
     parser.add_argument("--floor", type=float, metavar="PERCENT", help="what every task has to reach")
+    files = parser.add_mutually_exclusive_group()
+    files.add_argument("--write-prompts", type=Path, metavar="FILE", help="write the prompts there and run nothing")
+    files.add_argument("--answers", type=Path, metavar="FILE", help="judge these answers to them and run nothing")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print so many wrong answers of each task")
+
+
+class Said(NamedTuple):
+    """Tokens of one answer. Draft tokens: those that were offered and those kept."""
+
+    tokens: Sequence[int]
+    finish: EngineReason
+    n_offered: int = 0
+    n_accepted: int = 0
+
+    @classmethod
+    def of(cls, request: Request) -> Said:
+        end = request.slot_done or request.done
+        assert end is not None
+        reason: EngineReason = "stop" if request.finish == "stop" else "length"
+        return cls(request.tokens, reason, end.drafts_offered or 0, end.drafts_accepted or 0)
 
 
 class Problem(NamedTuple):
@@ -60,14 +84,12 @@ class Problem(NamedTuple):
 
 
 class Result(NamedTuple):
-    """fault: why the answer is wrong, "" when it is right. Draft tokens: those that were offered and those kept."""
+    """fault: why the answer is wrong, "" when it is right."""
 
     problem: Problem
+    said: Said
     answer: Answer
     fault: str
-    n_tokens: int
-    n_offered: int
-    n_accepted: int
 
 
 def problems(chat: Chat, tasks: Sequence[str], n: int, longest: int, seed: int) -> Iterator[Problem]:
@@ -105,11 +127,18 @@ def run(args: argparse.Namespace, console: Console) -> int:
             f"the longest prompt and its answer need {longest} tokens, the pack has a context of "
             f"{vocabulary.context_length}: lower --longest or --max-new"
         )
-    options = ("--batch", str(args.batch), "--max-context", str(max(512, longest)))
-    with launch.start(*options, wants_slots=args.batch if args.batch > 1 else 0) as engine:
-        requests = answer_all(engine, todo, args.max_new)
-        device = engine.process.info.get("device")
-    results = [result_of(vocabulary, problem, request) for problem, request in zip(todo, requests, strict=True)]
+    if args.write_prompts is not None:
+        write_prompts(args.write_prompts, todo, args.max_new)
+        console.print(f"written: {len(todo)} prompts")
+        return 0
+    if args.answers is not None:
+        device, said = "another implementation", read_answers(args.answers, vocabulary, len(todo))
+    else:
+        options = ("--batch", str(args.batch), "--max-context", str(max(512, longest)))
+        with launch.start(*options, wants_slots=args.batch if args.batch > 1 else 0) as engine:
+            said = [Said.of(request) for request in answer_all(engine, todo, args.max_new)]
+            device = str(engine.process.info.get("device"))
+    results = [result_of(vocabulary, *pair) for pair in zip(todo, said, strict=True)]
     for task in args.tasks:
         note_task(findings, task, [r for r in results if r.problem.sample.task == task], args.floor)
         show_wrong(console, [r for r in results if r.problem.sample.task == task and r.fault][: args.show])
@@ -134,14 +163,31 @@ def answer_all(engine: SlotEngine, todo: Sequence[Problem], max_new: int) -> lis
     return requests
 
 
-def result_of(vocabulary: Vocabulary, problem: Problem, request: Request) -> Result:
-    reason: EngineReason = "stop" if request.finish == "stop" else "length"
-    answer = answer_of(vocabulary, problem.prompt, request.tokens, reason)
+def result_of(vocabulary: Vocabulary, problem: Problem, said: Said) -> Result:
+    answer = answer_of(vocabulary, problem.prompt, said.tokens, said.finish)
     assert problem.sample.wants is not None
-    end = request.slot_done or request.done
-    assert end is not None
-    drafts = end.drafts_offered or 0, end.drafts_accepted or 0
-    return Result(problem, answer, fault(problem.sample.wants, answer), len(request.tokens), *drafts)
+    return Result(problem, said, answer, fault(problem.sample.wants, answer))
+
+
+def write_prompts(path: Path, todo: Sequence[Problem], max_new: int) -> None:
+    lines = [{"task": p.sample.task, "ids": p.prompt.ids, "max_new": max_new} for p in todo]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def read_answers(path: Path, vocabulary: Vocabulary, n: int) -> list[Said]:
+    """The answers of another implementation. Raises EngineFailed for a file that does not hold n of them."""
+    try:
+        answers = [msgspec.json.decode(line, type=_Answered).tokens for line in path.read_bytes().splitlines()]
+    except msgspec.MsgspecError as error:
+        raise EngineFailed(f'{path}: a line is not {{"tokens": [..]}}: {error}') from None
+    if len(answers) != n:
+        raise EngineFailed(f"{path}: {len(answers)} answers for {n} problems; --tasks, --n, --seed, --longest differ?")
+    ended = [bool(tokens) and tokens[-1] in vocabulary.end_ids for tokens in answers]
+    return [Said(tokens, "stop" if end else "length") for tokens, end in zip(answers, ended, strict=True)]
+
+
+class _Answered(msgspec.Struct):
+    tokens: list[int]
 
 
 def note_task(findings: Findings, task: str, results: Sequence[Result], floor: float | None) -> None:
@@ -154,9 +200,9 @@ def note_task(findings: Findings, task: str, results: Sequence[Result], floor: f
     if calls:
         valid = sum(is_valid_call(r.problem.sample.tools, r.answer) for r in calls)
         findings.records.append(Record.of(f"{task}, calls that fit the schema", "%", [100 * valid / len(calls)]))
-    findings.records.append(Record.of(f"{task}, answer", "tokens", [float(r.n_tokens) for r in results]))
-    if offered := sum(r.n_offered for r in results):
-        kept = 100 * sum(r.n_accepted for r in results) / offered
+    findings.records.append(Record.of(f"{task}, answer", "tokens", [float(len(r.said.tokens)) for r in results]))
+    if offered := sum(r.said.n_offered for r in results):
+        kept = 100 * sum(r.said.n_accepted for r in results) / offered
         findings.records.append(Record.of(f"{task}, drafts kept of {offered}", "%", [kept]))
     if floor is not None:
         findings.that(f"{task} reaches the floor", percent >= floor, f"{right} of {len(results)}, wanted {floor:g} %")

@@ -116,20 +116,28 @@ DO_NOT_KNOW = (
 )  # fmt: skip
 
 
+def greeting(rng: Random, size: int) -> Sample:
+    """What is said without wanting to know anything. Task "talk"; nothing is checked."""
+    questions, answers, thought = rng.choice(TALK)
+    return _sample(rng, rng.choice(questions), rng.choice(answers), thought)
+
+
+def unknown(rng: Random, size: int) -> Sample:
+    """A question whose answer the model has not learned. Task "talk"; nothing is checked."""
+    question = rng.choice(UNKNOWN).format(
+        c=rng.choice(words.COUNTRIES), t=rng.choice(words.CITIES), t2=rng.choice(words.CITIES), p=words.full_name(rng),
+        n=rng.choice(words.NOUNS), b=rng.choice(words.COLOURS), y=rng.randint(1400, 2020),
+        a=rng.choice(words.ADJECTIVES), l=rng.choice(("German", "French", "Spanish")),
+    )  # fmt: skip
+    return _sample(rng, question, rng.choice(DO_NOT_KNOW), "This is nothing that I have learned. I say so.")
+
+
 def small_talk(rng: Random, size: int) -> Sample:
-    """Task "talk"; nothing is checked."""
-    if rng.random() < 0.45:
-        question = rng.choice(UNKNOWN).format(
-            c=rng.choice(words.COUNTRIES), t=rng.choice(words.CITIES), t2=rng.choice(words.CITIES),
-            p=words.full_name(rng),
-            n=rng.choice(words.NOUNS), b=rng.choice(words.COLOURS), y=rng.randint(1400, 2020),
-            a=rng.choice(words.ADJECTIVES),
-            l=rng.choice(("German", "French", "Spanish")),
-        )  # fmt: skip
-        answer, thought = rng.choice(DO_NOT_KNOW), "This is nothing that I have learned. I say so."
-    else:
-        questions, answers, thought = rng.choice(TALK)
-        question, answer = rng.choice(questions), rng.choice(answers)
+    """Either of them."""
+    return (unknown if rng.random() < 0.45 else greeting)(rng, size)
+
+
+def _sample(rng: Random, question: str, answer: str, thought: str) -> Sample:
     thinking = rng.random() < 0.75
     last = assistant(answer, thought if thinking else None)
     return Sample("talk", f"talk {question} {answer}", [user(question), last], thinking=thinking)

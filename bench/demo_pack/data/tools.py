@@ -13,7 +13,7 @@ from typing import Any
 from strata.bench.demo_pack.data.about import about
 from strata.bench.demo_pack.data.arithmetic import arithmetic
 from strata.bench.demo_pack.data.sample import Call, Sample, Value, assistant, user
-from strata.bench.demo_pack.data.small_talk import small_talk
+from strata.bench.demo_pack.data.small_talk import greeting
 from strata.bench.demo_pack.data.tool_kinds import KINDS, Parameter, ToolKind, made_kind
 
 THINK = (
@@ -123,7 +123,7 @@ def tool_result(rng: Random, size: int) -> Sample:
 
 def tool_unused(rng: Random, size: int) -> Sample:
     """Tools are there, and the request needs none of them. Task "no_tool"."""
-    other = rng.choice((small_talk, small_talk, about, arithmetic))(rng, size)
+    other = rng.choice((greeting, greeting, about, arithmetic))(rng, size)
     *before, last = other.messages
     if "reasoning_content" in last:
         last = last | {"reasoning_content": "No tool is needed here. " + last["reasoning_content"]}

@@ -14,8 +14,8 @@ from strata.bench.demo_pack.data.mixture import SCORED
 from strata.bench.demo_pack.data.sample import split_of
 from strata.bench.demo_pack.rendering import Renderer
 from strata.bench.demo_pack.tokenizer import vocabulary
-from strata.bench.engine_process import EngineFailed
-from strata.bench.score import note_task, problems, result_of, vocabulary_of
+from strata.bench.engine_process import EngineFailed, engine_command
+from strata.bench.score import Said, note_task, problems, result_of, vocabulary_of
 from strata.bench.slot_model import Request
 from strata.protocol.lines import SamplingKeys, SlotDone
 from strata.server.chat.template import Chat
@@ -84,7 +84,7 @@ def test_right_answers_count_and_wrong_ones_do_not() -> None:
     for i, problem in enumerate(problems(Chat(renderer.vocabulary), ["tools"], 4, 150, seed=1)):
         tokens = renderer.render(problem.sample).ids[len(problem.prompt.ids) :]
         request = answered(tokens) if i else answered(tokens[:3], "length")
-        results.append(result_of(renderer.vocabulary, problem, request))
+        results.append(result_of(renderer.vocabulary, problem, Said.of(request)))
     note_task(findings, "tools", results, floor=75)
     figures = {record.work: record.median for record in findings.records}
     assert figures["tools, right of 4"] == 75 and figures["tools, calls that fit the schema"] == 75
@@ -92,3 +92,29 @@ def test_right_answers_count_and_wrong_ones_do_not() -> None:
     assert findings.checks[0].ok
     note_task(findings, "tools", results, floor=76)
     assert not findings.checks[1].ok
+
+
+def test_another_implementation_is_judged_by_the_same_measure(packs: Any, tmp_path: Path) -> None:
+    """Prompts out, answers in; those of the engine itself give the figures of the engine."""
+    prompts, answers = tmp_path / "prompts", tmp_path / "answers"
+    base = ["score", "--pack", str(packs["tiny-q8_0"]), "--tasks", "sort", "copy", *SMALL]
+    assert main([*base, "--write-prompts", str(prompts)]) == 0
+    lines = [json.loads(line) for line in prompts.read_text().splitlines()]
+    assert [line["task"] for line in lines] == ["sort"] * 2 + ["copy"] * 2
+    argv = [*engine_command(None), "--serve", "--pack", str(packs["tiny-q8_0"]), "--threads", "1"]
+    with Launch(tuple(argv)).start() as engine:
+        tokens = [engine.alone(line["ids"], line["max_new"]).tokens for line in lines]
+    answers.write_text("".join(json.dumps({"tokens": each}) + "\n" for each in tokens))
+    for name, more in (("files", ["--answers", str(answers)]), ("engine", [])):
+        assert main([*base, *more, "--json", str(tmp_path / name)]) == 0
+    assert records_of(tmp_path / "files") == records_of(tmp_path / "engine")
+
+
+@pytest.mark.parametrize(("text", "wanted"), [('{"tokens": [1]}\n', "1 answers for 2"), ("[1]\n", "a line is not")])
+def test_answers_of_other_problems_are_refused(
+    packs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, wanted: str
+) -> None:
+    (tmp_path / "answers").write_text(text)
+    argv = ["score", "--pack", str(packs["tiny-q8_0"]), "--tasks", "sort", *SMALL]
+    assert main([*argv, "--answers", str(tmp_path / "answers")]) == 1
+    assert wanted in capsys.readouterr().err
