@@ -36,6 +36,8 @@ STATIC: Final = 1024
 """Bytes for the shared variables of the kernel itself, and the KiB that a block takes of a multiprocessor."""
 ENTRY: Final = 16
 """Bytes of an entry of the kernel's tables."""
+WHOLE_BYTES: Final = 128
+"""Bytes of a block of 256 weights that a lane takes as a whole; its turns are as long as those of larger ones' halves."""
 BANKS: Final = 32
 HALF_BYTES: Final = {"Q6_K": 64, "Q4_K": 64, "Q5_K": 64, "IQ3_S": 32}
 """From the fields of a block's first half to those of its second, where that is not half the block."""
@@ -64,15 +66,16 @@ _ALONE: Final = ((20, 2, 1), (16, 2, 1), (16, 1, 1), (12, 2, 2), (8, 2, 2), (8, 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
     """spans of an item · rows of activations of an item · rows of a turn, 0 for units side by side · bytes from unit to
-    unit, or row to row, in a stage · warps of a block, those of them that add, sums of their lanes · copies
-    under way · blocks that a multiprocessor holds · copies of the table · blocks · items of a row · rows of a strip ·
-    pieces of a strip, items of a piece's row · turns of a piece, groups of rows among them · pieces held at once ·
-    pitches and byte offsets of the parts of shared memory, and its size."""
+    unit, or row to row, in a stage · lanes that share an item · warps of a block, those of them that add, sums of their
+    lanes · copies under way · blocks that a multiprocessor holds · copies of the table · blocks · items of a row · rows
+    of a strip · pieces of a strip, items of a piece's row · turns of a piece, groups of rows among them · pieces held at
+    once · pitches and byte offsets of the parts of shared memory, and its size."""
 
     spans: int
     columns: int
     tall: int
     pitch: int
+    lanes: int
     warps: int
     summers: int
     chains: int
@@ -112,6 +115,7 @@ class RowPlan:
             "COLUMNS": self.columns,
             "TALL": self.tall,
             "PITCH": self.pitch,
+            "PARTS": self.lanes or 1,
             "WARPS": self.warps,
             "SUMMERS": self.summers,
             "CHAINS": self.chains,
@@ -270,7 +274,7 @@ class _Job:
         """That share an item; 0: matrix steps."""
         if self.columns > LANE_COLUMNS:
             return 0
-        return 2 if self.kind.block == 256 else 1
+        return 2 if self.kind.block == 256 and self.kind.block_bytes > WHOLE_BYTES else 1
 
     @property
     def item_sums(self) -> int:
@@ -391,9 +395,9 @@ class _Job:
             begin += _round(size, 128)
         del at["at_inputs"]
         return RowPlan(
-            spans=self.spans, columns=columns, tall=tall, pitch=self.pitch, warps=warps, summers=summers,
-            chains=cut.chains, depth=depth, beside=beside, copies=copies,
-            aligned=self.wide, blocks=cut.blocks, items=self.items, strip=cut.strip, parts=cut.parts,
-            part_items=cut.part_items, turns=cut.turns, groups=cut.groups, regions=regions, input_pitch=input_pitch,
-            scale_pitch=scale_pitch, sum_pitch=sum_pitch, term_pitch=term_pitch, shared=begin, **at,
+            spans=self.spans, columns=columns, tall=tall, pitch=self.pitch, lanes=self.lanes, warps=warps,
+            summers=summers, chains=cut.chains, depth=depth, beside=beside, copies=copies, aligned=self.wide,
+            blocks=cut.blocks, items=self.items, strip=cut.strip, parts=cut.parts, part_items=cut.part_items,
+            turns=cut.turns, groups=cut.groups, regions=regions, input_pitch=input_pitch, scale_pitch=scale_pitch,
+            sum_pitch=sum_pitch, term_pitch=term_pitch, shared=begin, **at,
         )  # fmt: skip

@@ -8,7 +8,7 @@
 // order of the row; it has the pieces of a strip one after the other. So the order is that of the row, whatever the launch.
 //
 // Constants: TYPE a format, SPANS of an item, COLUMNS (1, 2, 4, 8) for the rows of activations, TALL rows of a turn (0 for 1
-// or 2 columns), WARPS of a block, SUMMERS of them, CHAINS, DEPTH, blocks that a multiprocessor holds (BESIDE), COPIES of the type's
+// or 2 columns), WARPS of a block, SUMMERS of them, CHAINS, DEPTH, PARTS lanes that share an item, blocks that a multiprocessor holds (BESIDE), COPIES of the type's
 // table, ALIGNED = 1 when every block begins at a multiple of 16, and MODE:
 //   DENSE    several matrices of one type with the same rows; out (n, rows) each
 //   GATE_UP  out = silu(gate x) * (up x): of experts (pairs, rows), or of two matrices (n, rows)
@@ -31,7 +31,6 @@ typedef Plain<F> I;
 #endif
 enum {
     WORKERS = WARPS - SUMMERS,
-    PARTS = F::BLOCK == 256 && COLUMNS <= 2 ? 2 : 1,  // lanes that share an item
     ITEM_BYTES = SPANS * 32 / F::BLOCK * F::BYTES,
     ITEM_TERMS = SPANS * I::PER,
     NEEDS_SUMS = F::OFFSET || I::FOLD,

@@ -10,8 +10,9 @@ enum {
     UNIT_LANES = 8 * PARTS,
     AT_ONCE = 32 / UNIT_LANES,    // units of a turn
     STAGE = AT_ONCE * PITCH,
-    LANE_SPANS = SPANS / PARTS,
-    LANE_TERMS = ITEM_TERMS / PARTS,
+    CALLS = F::BLOCK == 256 ? 2 / PARTS : 1,  // of Item::run by a lane
+    LANE_SPANS = SPANS / PARTS / CALLS,
+    LANE_TERMS = ITEM_TERMS / PARTS / CALLS,
     ARRIVALS = HALVES             // of a piece, times a.turns
 };
 
@@ -66,28 +67,33 @@ DEVICE void store_terms(float* to, const float (&terms)[LANE_TERMS]) {
 template <class Free>
 DEVICE void multiply_turn(const Arguments& a, u8* shared, const Turn& turn, const u8* stage, Grid grid, int region, int lane,
                           bool there, Free free) {
-    const int own = lane & 7, part = PARTS == 1 ? 0 : lane >> 3 & 1, first = part * LANE_SPANS;
+    const int own = lane & 7;
     const int item = 8 * turn.unit + own, r = divide(item, a.items, a.item_inverse), in_row = item - r * a.items;
     const u8* p = stage + lane / UNIT_LANES * PITCH + (int)((u64)turn.from() & 15) + own * ITEM_BYTES;
-    const u8* q = shared + turn.strip.input * a.input_pitch + in_row * INPUT + 32 * first;
-    const auto* sums = (const typename I::Sum*)(shared + a.at_sums) + turn.strip.input * a.sum_pitch + in_row * SUM_ITEM + first * PER_SPAN;
+    const u8* q = shared + turn.strip.input * a.input_pitch + in_row * INPUT;
+    const auto* sums = (const typename I::Sum*)(shared + a.at_sums) + turn.strip.input * a.sum_pitch + in_row * SUM_ITEM;
     const int row = ((region * HALVES + turn.half) * a.strip + r) * COLUMNS;
-    float* to = (float*)(shared + a.at_terms) + row * a.term_pitch + in_row * TERM_ITEM + part * LANE_TERMS;
-    float terms[LANE_TERMS];
+    float* to = (float*)(shared + a.at_terms) + row * a.term_pitch + in_row * TERM_ITEM;
     there &= r < turn.strip.rows;
+#pragma unroll 1
+    for (int call = 0; call < CALLS; call++) {
+        const int part = PARTS == 2 ? lane >> 3 & 1 : call, first = part * LANE_SPANS;
+        float terms[LANE_TERMS];
 #if COLUMNS == 1
-    I::template run<LANE_SPANS>(terms, p, first, grid, q, sums);
-    free();
-    if (there) store_terms(to, terms);
+        I::template run<LANE_SPANS>(terms, p, first, grid, q + 32 * first, sums + first * PER_SPAN);
+        if (call == 0) free();
+        if (there) store_terms(to + part * LANE_TERMS, terms);
 #else
-    const Codes<F, LANE_SPANS> codes(p, first, grid);
-    free();
+        const Codes<F, LANE_SPANS> codes(p, first, grid);
+        if (call == 0) free();
 #pragma unroll
-    for (int c = 0; c < COLUMNS; c++) {
-        codes.terms(terms, q + min(c, a.n - 1) * a.input_pitch, sums + min(c, a.n - 1) * a.sum_pitch);
-        if (there) store_terms(to + c * a.term_pitch, terms);
-    }
+        for (int c = 0; c < COLUMNS; c++) {
+            const int row = min(c, a.n - 1);
+            codes.terms(terms, q + 32 * first + row * a.input_pitch, sums + first * PER_SPAN + row * a.sum_pitch);
+            if (there) store_terms(to + part * LANE_TERMS + c * a.term_pitch, terms);
+        }
 #endif
+    }
 }
 
 // A lane's sum: its row, its column, its place in the table of a piece.
