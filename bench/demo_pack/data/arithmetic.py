@@ -28,7 +28,8 @@ ASK = (
     "What does {} make?",
     "What do you get for {}?", "Solve {}.", "I need the result of {}.", "Give me the result of {}.",
     "Work out {}, please.",
-    "Tell me {}.", "Hi, what is {}?", "Hello! What is {}?", "{} please", "What is the answer to {}?", "Evaluate {}.",
+    "Tell me {}.", "Hi, what is {}?", "Hello! What is {}?", "And {}?", "and {}", "Now {}.", "{} please",
+    "What is the answer to {}?", "Evaluate {}.",
     "Find {}.",
     "Could you calculate {} for me?", "What would {} be?", "Please tell me how much {} is.", "Quick question: {}?",
 )  # fmt: skip
@@ -96,10 +97,10 @@ def difference_steps(a: int, b: int) -> str:
     width = len(str(a))
     borrow, lines = 0, []
     for i, (x, y) in enumerate(zip(_digits(a, width), _digits(b, width), strict=True)):
-        top, low = (x, y + borrow)
-        text = f"{x} - {y}" + (" - 1" if borrow else "")
-        borrow = int(top < low)
-        lines.append(f"{PLACES[i]}: {text} = {top - low + 10 * borrow}" + (", borrow 1" if borrow else ""))
+        low = f"{y} - 1" if borrow else str(y)
+        rest, borrow = x - y - borrow, int(x < y + borrow)
+        top = f"{x + 10} - {low} = {rest + 10}, borrow 1" if borrow else f"{x} - {low} = {rest}"
+        lines.append(f"{PLACES[i]}: {top}")
     return "\n".join([f"{a} - {b} by columns.", *lines, f"So {a} - {b} = {a - b}."])
 
 
@@ -124,7 +125,7 @@ def product_steps(a: int, b: int) -> str:
 
 
 def quotient_steps(a: int, b: int) -> str:
-    """a / b digit by digit from the left, b one digit, without a rest."""
+    """a / b digit by digit from the left, without a rest at the end."""
     lines, rest = [], 0
     for letter in str(a):
         part = rest * 10 + int(letter)
@@ -145,6 +146,8 @@ def result_of(op: str, a: int, b: int) -> int:
 def steps_of(op: str, a: int, b: int) -> str:
     if op == "sub" and a < b:
         return f"{a} is less than {b}, so the result is negative.\n{difference_steps(b, a)}\n{a} - {b} = {a - b}."
+    if op == "mul" and b > 99:
+        return f"{a} * {b} = {b} * {a}.\n{product_steps(b, a)}\n{a} * {b} = {a * b}."
     return STEPS[op](a, b)
 
 
@@ -157,13 +160,14 @@ def draw_numbers(rng: Random, op: str) -> tuple[int, int]:
     """Mostly two digits; beside them one and three."""
     two = rng.random() < 0.75
     if op == "div":
-        b = rng.randint(2, 9)
+        b = rng.randint(2, 9) if rng.random() < 0.7 else rng.randint(10, 20)
         return b * rng.randint(2, 99 if two else 140), b
     if two:
         return rng.randint(10, 99), rng.randint(10, 99)
-    high = 99 if op == "mul" else 999
-    a, b = rng.randint(0, rng.choice((9, high))), rng.randint(0, rng.choice((9, 20, high)))
-    return (a, b) if rng.random() < 0.5 or op != "sub" else (max(a, b), min(a, b))
+    a, b = rng.randint(0, rng.choice((9, 999))), rng.randint(0, rng.choice((9, 20, 99 if op == "mul" else 999)))
+    if op == "sub":
+        return max(a, b), min(a, b)
+    return (a, b) if rng.random() < 0.5 else (b, a)
 
 
 def _expression(rng: Random, op: str, a: int, b: int) -> str:

@@ -139,7 +139,7 @@ SECRETS = (
 
 def needle(rng: Random, size: int) -> Sample:
     """Up to three secrets in a story of `size` tokens, and a question for one. Task "needle"."""
-    n = max(3, min(400, (size - 60) // 11))
+    n = max(3, (size - 60) * 2 // 17)  # a sentence has between 8 and 9 tokens
     lines = [sentence(rng) for _ in range(n)]
     found = []
     names = list(dict.fromkeys(words.full_name(rng) for _ in range(3)))

@@ -17,7 +17,7 @@ from strata.bench.demo_pack.data.sample import HELD_OUT_PERCENT, Call, Sample, s
 from strata.bench.demo_pack.judge import Answer, fault, fits
 from strata.bench.demo_pack.rendering import Renderer
 
-EQUATION = re.compile(r"(?<![\w.])((?:-?\d+ [-+*/] )+-?\d+) = (-?\d+)")
+EQUATION = re.compile(r"(?<![\w.])((?:-?\d+ [-+*/] )+-?\d+) = (-?\d+)(?! [*])\b")
 
 
 def said(message: dict[str, Any]) -> Answer:
@@ -68,21 +68,19 @@ def test_a_problem_of_two_numbers_is_held_out_in_every_wording() -> None:
 
 @given(st.sampled_from(["add", "sub", "mul"]), st.integers(0, 999), st.integers(0, 99))
 def test_every_step_that_is_written_out_is_right(op: str, a: int, b: int) -> None:
-    if op == "mul":
-        a %= 100
+    if op == "mul" and a % 2:
+        a, b = b, a
     steps = arithmetic.steps_of(op, a, b)
     equations = EQUATION.findall(steps)
-    borrowed = {f"{x} - {y}" for x, y in re.findall(r"(\d) - (\d)(?: - 1)? = \d, borrow 1", steps)}
     assert equations and equations[-1][1] == str(arithmetic.result_of(op, a, b))
     for left, right in equations:
-        value = eval(left)
-        assert value == int(right) or (op == "sub" and left[:5] in borrowed and value + 10 == int(right)), steps
+        assert eval(left) == int(right), steps
 
 
-@given(st.integers(2, 9), st.integers(1, 200))
+@given(st.integers(2, 20), st.integers(1, 200))
 def test_every_quotient_comes_out_without_a_rest(b: int, quotient: int) -> None:
     steps = arithmetic.quotient_steps(b * quotient, b)
-    digits = re.findall(r"= (\d) rest (\d)", steps)
+    digits = re.findall(r"= (\d) rest (\d+)", steps)
     assert int("".join(d for d, _ in digits)) == quotient and digits[-1][1] == "0"
 
 
