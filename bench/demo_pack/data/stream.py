@@ -9,6 +9,8 @@ Rows      conversations one after the other, each whole, each followed by <|endo
           states and masks attention there
 Lengths   conversations of 30 to 1,000 tokens at a context of 1,024; at 4,608 most have 500 to 4,500
 Resuming  needs the index of the next batch and nothing else
+Cost      one process makes 450,000 tokens/s at a context of 512 or 1,024, 290,000 at 2,048 or 4,608 (one core of an AMD
+          EPYC, 2026-11-29)
 """
 
 from __future__ import annotations
