@@ -56,27 +56,28 @@ MODULES = (arguments, product, mixture)
 """Modules that ask for kernels."""
 
 WAYS = (
-    RowTuning(warps=16, depth=1),
-    RowTuning(warps=16, depth=2),
-    RowTuning(warps=12, depth=2),
-    RowTuning(warps=8, depth=2),
-    RowTuning(warps=8, depth=4),
-    RowTuning(warps=8, depth=2, blocks=2),
-    RowTuning(warps=12, depth=2, piece_room=6 << 10),
-    RowTuning(warps=12, depth=2, piece_room=24 << 10, terms_room=48 << 10),
+    RowTuning(warps=16),
+    RowTuning(warps=12),
+    RowTuning(warps=24, depth=1),
+    RowTuning(lanes=1, depth=1),
+    RowTuning(lanes=2, depth=1),
+    RowTuning(summers=2),
+    RowTuning(piece_room=6 << 10),
+    RowTuning(piece_room=24 << 10),
 )
 """Of one row and of experts."""
 TABLE_WAYS = tuple(RowTuning(table_room=k << 10) for k in (1, 8, 16, 64))
 """Of experts, beside WAYS: copies of the table of IQ3_S."""
 WINDOW_WAYS = (
-    Tuning(together=True),
+    Tuning(row=RowTuning(warps=16)),
     Tuning(row=RowTuning(warps=12)),
-    Tuning(row=RowTuning(warps=16, depth=1)),
-    Tuning(row=RowTuning(summers=2)),
-    Tuning(row=RowTuning(piece_room=16 << 10)),
-    Tuning(row=RowTuning(piece_room=64 << 10, terms_room=128 << 10)),
+    Tuning(row=RowTuning(warps=24, depth=1)),
+    Tuning(row=RowTuning(piece_room=24 << 10)),
+    Tuning(row=RowTuning(piece_room=24 << 10, terms_room=120 << 10, depth=1)),
 )
 """Of several rows."""
+OLD = Tuning(together=True)
+"""By product_window.cu, of dense matrices."""
 
 
 @dataclass(slots=True)
@@ -212,6 +213,8 @@ def note_of(way: Tuning) -> str:
 
 
 def ways(case: Case) -> Iterator[Tuning]:
+    if case.name != "experts":
+        yield OLD
     if case.n > 1 and case.name != "experts":
         yield from WINDOW_WAYS
         return

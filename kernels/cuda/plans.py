@@ -114,6 +114,7 @@ class RowTuning:
     a multiprocessor."""
 
     spans: int | None = None
+    lanes: int | None = None
     warps: int | None = None
     summers: int | None = None
     depth: int | None = None

@@ -37,7 +37,7 @@ STATIC: Final = 1024
 ENTRY: Final = 16
 """Bytes of an entry of the kernel's tables."""
 WHOLE_BYTES: Final = 128
-"""Bytes of a block of 256 weights that a lane takes as a whole; its turns are as long as those of larger ones' halves."""
+"""Bytes of a block of 256 weights that a lane takes as a whole; a turn is as long as one of halves of larger ones."""
 BANKS: Final = 32
 HALF_BYTES: Final = {"Q6_K": 64, "Q4_K": 64, "Q5_K": 64, "IQ3_S": 32}
 """From the fields of a block's first half to those of its second, where that is not half the block."""
@@ -67,9 +67,9 @@ _ALONE: Final = ((20, 2, 1), (16, 2, 1), (16, 1, 1), (12, 2, 2), (8, 2, 2), (8, 
 class RowPlan:
     """spans of an item · rows of activations of an item · rows of a turn, 0 for units side by side · bytes from unit to
     unit, or row to row, in a stage · lanes that share an item · warps of a block, those of them that add, sums of their
-    lanes · copies under way · blocks that a multiprocessor holds · copies of the table · blocks · items of a row · rows
-    of a strip · pieces of a strip, items of a piece's row · turns of a piece, groups of rows among them · pieces held at
-    once · pitches and byte offsets of the parts of shared memory, and its size."""
+    lanes · copies under way · blocks that a multiprocessor holds · copies of the table · blocks · items of a row ·
+    rows of a strip · pieces of a strip, items of a piece's row · turns of a piece, groups of rows among them · pieces
+    held at once · pitches and byte offsets of the parts of shared memory, and its size."""
 
     spans: int
     columns: int
@@ -274,7 +274,9 @@ class _Job:
         """That share an item; 0: matrix steps."""
         if self.columns > LANE_COLUMNS:
             return 0
-        return 2 if self.kind.block == 256 and self.kind.block_bytes > WHOLE_BYTES else 1
+        if self.kind.block != 256:
+            return 1
+        return self.tuning.lanes or (2 if self.kind.block_bytes > WHOLE_BYTES else 1)
 
     @property
     def item_sums(self) -> int:
