@@ -56,7 +56,7 @@ MODULES = (arguments, product, mixture)
 """Modules that ask for kernels."""
 
 WAYS = (
-    RowTuning(warps=16),
+    RowTuning(warps=20),
     RowTuning(warps=12),
     RowTuning(warps=24, depth=1),
     RowTuning(lanes=1, depth=1),

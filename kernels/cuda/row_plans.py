@@ -45,7 +45,9 @@ STEP_SPANS: Final = (8, 4, 5, 2, 1)
 SMALL_SPANS: Final = (5, 4, 2, 1)
 """Spans of an item of blocks of 32, by preference: an odd number of them keeps the lanes out of each other's banks."""
 
-ALONE_COLUMNS: Final = 4
+MOST_BESIDE: Final = 16
+"""Warps of a block of one row whose registers leave room for a block of the next kernel, whatever its shared memory."""
+ALONE_COLUMNS: Final = 2
 ALONE_PAIRS: Final = 32
 ALONE_BYTES: Final = 128 << 10
 """Rows of activations of an item, pairs, and bytes of weights of a block, from which a block takes a whole
@@ -58,8 +60,9 @@ TABLE_ROOM: Final = {2: 32 << 10, 1: 64 << 10}
 TERMS_ROOM: Final = {2: 40 << 10, 1: 88 << 10}
 """By the blocks that a multiprocessor holds."""
 PIECE_ROOM: Final = 12 << 10
-_BESIDE: Final = ((16, 2, 1), (16, 1, 1), (12, 2, 1), (12, 1, 1), (12, 1, 2), (8, 2, 4), (8, 1, 8), (4, 1, 32))
-_ALONE: Final = ((20, 2, 1), (16, 2, 1), (16, 1, 1), (12, 2, 2), (8, 2, 2), (8, 1, 4), (4, 1, 16))
+_BESIDE: Final = ((16, 2, 1), (16, 1, 1), (16, 1, 2), (12, 2, 1), (12, 1, 2), (8, 2, 4), (8, 1, 8), (4, 1, 32))
+_ALONE: Final = ((16, 2, 1), (16, 1, 1), (12, 2, 2), (8, 2, 2), (8, 1, 4), (4, 1, 16))
+_STEPS: Final = ((20, 2, 1), *_ALONE)
 """Warps, copies under way and what the room for tables is divided by, from most to least shared memory."""
 
 
@@ -208,7 +211,7 @@ def row_plan(
     half = card.shared_multiprocessor // 2 - 2 * STATIC
     limits = {2: min(half, card.shared_block - STATIC), 1: card.shared_block - STATIC}
     for beside in (1,) if job.alone else (2, 1):
-        ways = _ALONE if beside == 1 else _BESIDE[2:] if job.columns > 1 else _BESIDE  # registers a thread
+        ways = _BESIDE if beside == 2 else _ALONE if job.lanes else _STEPS
         for way in ways:
             plan = job.plan(*way, beside)
             if plan.shared <= limits[beside]:
@@ -335,8 +338,8 @@ class _Job:
         """Parts of rows, turns of an item of `tall` rows."""
         tall, rows_of_chain = self.tall(max(own)), self.sums // (self.columns // 2)
         most, strip = 2 * rows_of_chain, max(own)
-        if strip > most:
-            strip = min(most, _round(-(-strip // -(-strip // most)), tall))
+        if strip > tall:  # as many strips as can be added at a time
+            strip = min(most, _round(-(-strip // min(SUMMERS, -(-strip // tall))), tall))
         part_items = 1
         while part_items < self.items and strip * self.columns * self._terms_of(part_items + 1) <= self._room(part):
             part_items += 1
@@ -398,7 +401,8 @@ class _Job:
         del at["at_inputs"]
         return RowPlan(
             spans=self.spans, columns=columns, tall=tall, pitch=self.pitch, lanes=self.lanes, warps=warps,
-            summers=summers, chains=cut.chains, depth=depth, beside=beside, copies=copies, aligned=self.wide,
+            summers=summers, chains=cut.chains, depth=depth, copies=copies, aligned=self.wide,
+            beside=2 if columns == 1 and warps <= MOST_BESIDE else 1,
             blocks=cut.blocks, items=self.items, strip=cut.strip, parts=cut.parts, part_items=cut.part_items,
             turns=cut.turns, groups=cut.groups, regions=regions, input_pitch=input_pitch, scale_pitch=scale_pitch,
             sum_pitch=sum_pitch, term_pitch=term_pitch, shared=begin, **at,

@@ -8,8 +8,8 @@
 // order of the row; it has the pieces of a strip one after the other. So the order is that of the row, whatever the launch.
 //
 // Constants: TYPE a format, SPANS of an item, COLUMNS (1, 2, 4, 8) for the rows of activations, TALL rows of a turn (0 for 1
-// or 2 columns), WARPS of a block, SUMMERS of them, CHAINS, DEPTH, PARTS lanes that share an item, blocks that a multiprocessor holds (BESIDE), COPIES of the type's
-// table, ALIGNED = 1 when every block begins at a multiple of 16, and MODE:
+// or 2 columns), PITCH of a stage, PARTS lanes that share an item, WARPS of a block, SUMMERS of them, CHAINS, DEPTH, blocks
+// that a multiprocessor's registers hold (BESIDE), COPIES of the type's table, ALIGNED = 1 when every block begins at a multiple of 16, and MODE:
 //   DENSE    several matrices of one type with the same rows; out (n, rows) each
 //   GATE_UP  out = silu(gate x) * (up x): of experts (pairs, rows), or of two matrices (n, rows)
 //   DOWN     experts, the pairs' own inputs; out (n, rows) = weighted sum in rank order, from 0
