@@ -20,42 +20,65 @@ DEVICE uint2 ordered(u32 x, u32 y) {
     return make_uint2(permute(x, y, 0x5140), permute(x, y, 0x7362));
 }
 
-// Inputs as the items want them. A warp takes 32 octets of a row at a time.
+// An octet's words and scale in shared memory. All 32 lanes take part; `there`: whether the lane has one.
+DEVICE void put_octet(const Arguments& a, u8* shared, int number, int octets, u32 x, u32 y, float d, bool there) {
+    const int row = number / octets, o = number - row * octets, u = o & 3;
+    int sum = 0;
+    if (NEEDS_SUMS) {
+        int of_x = __dp4a((int)x, 0x01010101, 0), of_y = __dp4a((int)y, 0x01010101, 0);
+        if (PER_SPAN == 1) of_x += of_y;
+        of_x += __shfl_xor_sync(~0u, of_x, 1), of_y += __shfl_xor_sync(~0u, of_y, 1);
+        of_x += __shfl_xor_sync(~0u, of_x, 2), of_y += __shfl_xor_sync(~0u, of_y, 2);
+        sum = PER_SPAN == 2 && u == 1 ? of_y : of_x;
+    }
+    if (there) store_input(a, shared, row, o, ordered(x, y), d, sum);
+}
+
+DEVICE void quantize_to_shared(const Arguments& a, u8* shared, int number, int octets, const float (&v)[8], bool there) {
+    const Octet octet = quantize_octet(v);
+    const int lane = threadIdx.x & 31, u = lane & 3;
+    u32 x = octet.low, y = octet.high;
+    if ((int)F::ORDER == NATIVE) {  // octets 0, 1 and 2, 3 of a block: threads 0 to 3 take a word of either half
+        const int from = (lane & ~3) + (u >> 1);
+        const u32 low = __shfl_sync(~0u, octet.low, from), high = __shfl_sync(~0u, octet.high, from);
+        const u32 low2 = __shfl_sync(~0u, octet.low, from + 2), high2 = __shfl_sync(~0u, octet.high, from + 2);
+        x = u & 1 ? high : low, y = u & 1 ? high2 : low2;
+    } else if ((int)F::ORDER == EVEN_ODD) {
+        x = permute(octet.low, octet.high, 0x6420), y = permute(octet.low, octet.high, 0x7531);
+    }
+    put_octet(a, shared, number, octets, x, y, octet.d, there);
+}
+
+// Inputs as the items want them. The rows lie side by side; a warp takes 32 octets at a time and reads AHEAD times first.
 DEVICE void inputs_to_shared(const Arguments& a, u8* shared, int inputs) {
-    const int octets = a.cols / 8, turns = (octets + 31) / 32, lane = threadIdx.x & 31;
-    for (int i = threadIdx.x >> 5; i < inputs * turns; i += WARPS) {
-        const int row = i / turns, o = (i - row * turns) * 32 + lane, u = o & 3, here = min(o, octets - 1);
-        u32 x, y;
-        float d;
+    enum { AHEAD = 4, FLOATS_AHEAD = COLUMNS == 1 ? 2 : 4, STEP = 32 * WARPS };
+    const int octets = a.cols / 8, total = inputs * octets, lane = threadIdx.x & 31;
+    for (int first = threadIdx.x & ~31; first < total; first += (a.x ? FLOATS_AHEAD : AHEAD) * STEP) {
         if (a.x) {
-            float v[8];
-            load_octet(v, a.x + (long long)row * a.cols + 8 * here);
-            const Octet octet = quantize_octet(v);
-            d = octet.d;
-            if ((int)F::ORDER == NATIVE) {  // octets 0, 1 and 2, 3 of a block: threads 0 to 3 take a word of either half
-                const int from = (lane & ~3) + (u >> 1);
-                const u32 low = __shfl_sync(~0u, octet.low, from), high = __shfl_sync(~0u, octet.high, from);
-                const u32 low2 = __shfl_sync(~0u, octet.low, from + 2), high2 = __shfl_sync(~0u, octet.high, from + 2);
-                x = u & 1 ? high : low, y = u & 1 ? high2 : low2;
-            } else if ((int)F::ORDER == EVEN_ODD) {
-                x = permute(octet.low, octet.high, 0x6420), y = permute(octet.low, octet.high, 0x7531);
-            } else {
-                x = octet.low, y = octet.high;
+            float v[FLOATS_AHEAD][8];
+#pragma unroll
+            for (int k = 0; k < FLOATS_AHEAD; k++)
+                if (first + k * STEP < total) load_octet(v[k], a.x + 8ll * min(first + k * STEP + lane, total - 1));
+#pragma unroll
+            for (int k = 0; k < FLOATS_AHEAD; k++) {
+                const int number = first + k * STEP + lane;
+                if (first + k * STEP < total) quantize_to_shared(a, shared, min(number, total - 1), octets, v[k], number < total);
             }
         } else {
-            const long long at = (long long)row * octets + here;
-            const uint2 q = *(const uint2*)(a.q + 8 * at);
-            x = q.x, y = q.y, d = a.d[at >> 2];
+            uint2 q[AHEAD];
+            float d[AHEAD];
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) {
+                const int number = min(first + k * STEP + lane, total - 1);
+                if (first + k * STEP < total) q[k] = ((const uint2*)a.q)[number], d[k] = a.d[number >> 2];
+            }
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) {
+                const int number = first + k * STEP + lane;
+                if (first + k * STEP < total)
+                    put_octet(a, shared, min(number, total - 1), octets, q[k].x, q[k].y, d[k], number < total);
+            }
         }
-        int sum = 0;
-        if (NEEDS_SUMS) {
-            int of_x = __dp4a((int)x, 0x01010101, 0), of_y = __dp4a((int)y, 0x01010101, 0);
-            if (PER_SPAN == 1) of_x += of_y;
-            of_x += __shfl_xor_sync(~0u, of_x, 1), of_y += __shfl_xor_sync(~0u, of_y, 1);
-            of_x += __shfl_xor_sync(~0u, of_x, 2), of_y += __shfl_xor_sync(~0u, of_y, 2);
-            sum = PER_SPAN == 2 && u == 1 ? of_y : of_x;
-        }
-        if (o < octets) store_input(a, shared, row, o, ordered(x, y), d, sum);
     }
 }
 
