@@ -130,6 +130,7 @@ def test_a_conversation_is_the_same_from_wherever_it_was_kept(packs, tmp_path, o
 def test_parking_test_notices_that_nothing_was_kept(packs, tmp_path):
     out = tmp_path / "r.json"
     argv = ["parking-test", "--pack", str(packs["odd-q8_0"]), "--first", "40", "--turns", "2", "--max-new", "4"]
+    argv += ["--only", "slot", "ram"]
     nothing = "--conversation-cache-mib 0 --conversation-cache-disk-mib 0"
     assert main([*argv, f"--extra={ENGINE} {nothing}", "--json", str(out)]) == 1
     checks = checks_of(out)

@@ -164,9 +164,9 @@ def timeless(event: object) -> object:
 def test_slots_say_on_a_card_what_they_say_on_the_host_beside_reads_and_stops(runner, host):
     """Windows of one and two slots, between chunks of many rows and of few, with lists that grow and that slide."""
     cases = [
-        ([(0, asked(ids(5), 9, **GROWING)), (1, asked(ids(CHUNK + 11, 2), 4))], {}),
-        ([(1, asked(ids(6, 3), 9, **SLIDING)), (0, asked(ids(4, 4), 6, **GROWING))], {"chunk": 3}),
-        ([(0, asked(ids(3, 5), 20)), (1, asked(ids(4, 6), 9)), (0, asked(ids(5, 7), 3))], {"stop": 0}),
+        ([(0, asked(ids(5), 7, **GROWING)), (1, asked(ids(CHUNK + 3, 2), 3))], {}),
+        ([(1, asked(ids(6, 3), 8, **SLIDING)), (0, asked(ids(4, 4), 4, **GROWING))], {"chunk": 3}),
+        ([(0, asked(ids(3, 5), 12)), (1, asked(ids(4, 6), 7)), (0, asked(ids(5, 7), 3))], {"stop": 0}),
         ([(0, asked(ids(3, 5), 6)), (None, asked(ids(4, 6), 3, **SLIDING)), (1, asked(ids(5, 7), 3))], {"windows": 1}),
     ]
     for arrivals, how in cases:
@@ -174,7 +174,7 @@ def test_slots_say_on_a_card_what_they_say_on_the_host_beside_reads_and_stops(ru
 
 
 def test_a_slot_says_what_it_says_alone_and_holds_the_same_state(runner):
-    requests = [asked(ids(5, 11), 7, **SLIDING), asked(ids(8, 12), 7)]
+    requests = [asked(ids(5, 11), 5, last_n=3, how=PENALISED), asked(ids(8, 12), 5)]
     alone, digests = [], []
     for request in requests:
         alone.append(run(runner, [request])[0][0])
@@ -189,7 +189,7 @@ def test_a_slot_says_what_it_says_alone_and_holds_the_same_state(runner):
 
 def test_a_slot_that_ends_with_a_window_under_way_leaves_no_trace(runner, host):
     """The end token of one slot is seen while the next window of both runs; both conversations go on afterwards."""
-    first, second = asked(ids(5, 21), 12), asked(ids(6, 22), 12)
+    first, second = asked(ids(5, 21), 8), asked(ids(6, 22), 8)
     tokens = run(host, [first])[0][0]
     end = next(token for i, token in enumerate(tokens) if i >= 3 and token not in tokens[:i])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -17,12 +18,13 @@ LAYERS, PACK, CONTEXT, CHUNK, TOKENS = 4, "odd-q8_0", 96, 24, 41
 
 @pytest.fixture(scope="module")
 def read(any_card, pack_of, altered):
-    """read(kv, cuts): the logits of all tokens of a text read in parts, and the pool of pages."""
+    """read(kv, *cuts): the logits of all tokens of a text read in parts, and the pool of pages. Read once."""
     spec = pack_of(PACK).spec
     few = replace(spec, layers=LAYERS, recurrent=spec.recurrent[:LAYERS], ratios=spec.ratios[:LAYERS])
     ids = np.random.default_rng(5).integers(0, 900, TOKENS).astype(np.int32)
 
-    def run(kv: str, cuts: list[int]):
+    @cache
+    def run(kv: str, *cuts: int):
         device, pack = CudaDevice(driver=any_card()), altered(pack_of(PACK), spec=few)
         made = Resident(pack, device, max_context=CONTEXT, kv=kv, chunks=[CHUNK], logits=CHUNK)
         parts, at = [], 0
@@ -38,10 +40,10 @@ def read(any_card, pack_of, altered):
 
 @pytest.mark.parametrize("kv", ["fp16", "int8", "k8v4"])
 def test_rounded_keys_and_values_give_the_same_bits_for_any_cut_and_another_text_than_float32(read, kv):
-    whole, pages = read(kv, [CHUNK, TOKENS - CHUNK])
-    parts, _ = read(kv, [17, 2, 1, 20, 1])
+    whole, pages = read(kv, CHUNK, TOKENS - CHUNK)
+    parts, _ = read(kv, 17, 2, 1, 20, 1)
     np.testing.assert_array_equal(whole, parts)
-    plain, _ = read("fp32", [CHUNK, TOKENS - CHUNK])
+    plain, _ = read("fp32", CHUNK, TOKENS - CHUNK)
     assert 0 < np.abs(whole - plain).max() < 0.5 * np.abs(plain).max()
     assert [pages.layers[0].k.dtype, pages.layers[0].v.dtype] == [form.dtype for form in KV[kv]]
     arrays = (a for layer in pages.layers for a in (layer.k, layer.v, layer.raw, layer.block))
