@@ -1,0 +1,204 @@
+"""The demo pack's model in PyTorch: trunk, draft layer and their losses, over rows of packed conversations.
+
+Weights   parameters have their names in the GGUF file (dots as "/"), master copies in float32; `ssm_a` holds the
+          logarithm of the decay rate. Products are computed in the type that `forward` is given
+4 bits    with `rounded` the weights that the 4-bit file holds in Q4_0 are rounded as the file rounds them; gradients
+          pass through
+Errors    ValueError for rows whose length is no multiple of the chunk
+Cost      memory about 1 MB a token with gradients, at the demo pack's size
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from strata.bench.demo_pack import layers
+from strata.bench.demo_pack.config import Geometry, tensor_type
+from strata.bench.demo_pack.delta import CHUNK
+from strata.bench.demo_pack.layers import Rows, Weights
+
+KEPT_FLOAT = ("norm", "ssm_a", "ssm_dt.bias", "ple_conv1d", "ffn_gate_inp", "ffn_gate_inp_shexp")
+
+
+class Output(NamedTuple):
+    """logits, draft (B, T, vocab): of the next token, and of the one after it
+    balance, indexer: losses, means over the layers
+    """
+
+    logits: Tensor
+    draft: Tensor
+    balance: Tensor
+    indexer: Tensor
+
+
+class DemoModel(nn.Module):
+    """The whole model. `compiled`: compiles a function (torch.compile); applied once to each kind of layer."""
+
+    def __init__(self, geometry: Geometry, seed: int = 0, compiled: Callable[[Any], Any] = lambda f: f) -> None:
+        super().__init__()
+        self.geometry = geometry
+        generator = torch.Generator().manual_seed(seed)
+        for name, shape in (geometry.shapes() | geometry.draft_shapes()).items():
+            parameter = nn.Parameter(initial(name, shape, geometry, generator))
+            self.register_parameter(name.replace(".", "/"), parameter)
+        self._recurrent, self._attending = compiled(recurrent_layer), compiled(attending_layer)
+        self._ple, self._head = compiled(ple_layer), compiled(head)
+
+    def tensors(self) -> dict[str, nn.Parameter]:
+        """Master weights by their name in the file."""
+        return {name.replace("/", "."): p for name, p in self.named_parameters()}
+
+    def effective(self, dtype: torch.dtype, rounded: bool) -> dict[str, Weights]:
+        """Weights as a forward pass reads them, by block ("" for what belongs to none)."""
+        blocks: dict[str, Weights] = {}
+        for name, p in self.tensors().items():
+            prefix, leaf = split(name)
+            wide = any(part in leaf for part in KEPT_FLOAT)
+            w = round_q4_0(p) if rounded and tensor_type(name, "Q4_0") == "Q4_0" else p
+            blocks.setdefault(prefix, {})[leaf] = w if wide else w.to(dtype)
+        return blocks
+
+    def forward(
+        self, ids: Tensor, rows: Rows, *, sparse: bool, dtype: torch.dtype = torch.float32, rounded: bool = False
+    ) -> Output:
+        """ids (B, T) int64. `sparse`: attention over the indexer's choice."""
+        g = self.geometry
+        if ids.shape[1] % CHUNK:
+            raise ValueError(f"rows must be a multiple of {CHUNK} tokens long, got {ids.shape[1]}")
+        blocks = self.effective(dtype, rounded)
+        ends, table = blocks[""], blocks[""].pop("per_layer_token_embd")
+        x = F.embedding(ids, ends["token_embd"]).to(self.master)[:, :, None].expand(-1, -1, g.streams, -1).contiguous()
+        balance, indexer = [], []
+        for layer, recurrent in enumerate(g.recurrent):
+            w = blocks[f"blk.{layer}"]
+            if layer == g.ple_layer:
+                x = self._ple(x, layers.table_rows(ids, g, rows.position), table, blocks[f"blk.{layer}.ple"], g, rows)
+            if recurrent:
+                x, loss = self._recurrent(x, w, g, rows)
+            else:
+                x, loss, taught = self._attending(x, w, g, rows, sparse)
+                indexer.append(taught)
+            balance.append(loss)
+        logits = self._head(x, ends, "output_hc", ends["output"], g)
+        last = blocks[f"blk.{g.layers}.nextn"]
+        x = self.draft_input(x, F.embedding(ids.roll(-1, 1), ends["token_embd"]), last)
+        x, loss, taught = self._attending(x, blocks[f"blk.{g.layers}"], g, rows, sparse)
+        draft = self._head(x, last, "nextn.hc_head", ends["output"], g)
+        return Output(logits, draft, torch.stack([*balance, loss]).mean(), torch.stack([*indexer, taught]).mean())
+
+    @property
+    def master(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    def draft_input(self, x: Tensor, embedded: Tensor, w: Weights) -> Tensor:
+        """The draft layer's residual from the trunk's (B, T, C, H) and the embedding of the next token (B, T, H)."""
+        h, eps, matrix = self.geometry.hidden, self.geometry.eps, w["nextn.eh_proj"]
+        e = (layers.rms(embedded, eps) * w["nextn.enorm"]).to(matrix.dtype)
+        n = (layers.rms(x.flatten(2), eps) * w["nextn.hnorm"]).to(matrix.dtype).view_as(x)
+        return (F.linear(e, matrix[:, :h])[:, :, None] + F.linear(n, matrix[:, h:])).to(x.dtype)
+
+
+def split(name: str) -> tuple[str, str]:
+    """("blk.3", "attn_q") of "blk.3.attn_q.weight". What not every layer of a kind has is a part of its own,
+    ("blk.1.ple", ...) and ("blk.8.nextn", ...): so all layers of a kind are the same function of the same names."""
+    name = name.removesuffix(".weight")
+    if not name.startswith("blk."):
+        return "", name
+    _, layer, leaf = name.split(".", 2)
+    part = next((f".{part}" for part in ("ple", "nextn") if leaf.startswith(part)), "")
+    return f"blk.{layer}{part}", leaf
+
+
+def recurrent_layer(x: Tensor, w: Weights, g: Geometry, rows: Rows) -> tuple[Tensor, Tensor]:
+    u, flat = layers.mix(x, w, "hc_attn", g.eps)
+    y = layers.delta_net(u, w, g, rows.position)
+    return experts(layers.add(x, y, flat, w["hc_attn_inject"]), w, g, rows)
+
+
+def attending_layer(x: Tensor, w: Weights, g: Geometry, rows: Rows, sparse: bool) -> tuple[Tensor, Tensor, Tensor]:
+    u, flat = layers.mix(x, w, "hc_attn", g.eps)
+    y, taught = layers.attention(u, w, g, rows, sparse)
+    return *experts(layers.add(x, y, flat, w["hc_attn_inject"]), w, g, rows), taught
+
+
+def experts(x: Tensor, w: Weights, g: Geometry, rows: Rows) -> tuple[Tensor, Tensor]:
+    u, flat = layers.mix(x, w, "hc_ffn", g.eps)
+    y, balance = layers.moe(u, w, g, rows.valid)
+    return layers.add(x, y, flat, w["hc_ffn_inject"]), balance
+
+
+def ple_layer(x: Tensor, found: Tensor, table: Tensor, w: Weights, g: Geometry, rows: Rows) -> Tensor:
+    return x + layers.ple(x, F.embedding(found, table).flatten(2), w, g, rows.position)
+
+
+def head(x: Tensor, w: Weights, prefix: str, output: Tensor, g: Geometry) -> Tensor:
+    return F.linear(layers.mix(x, w, prefix, g.eps)[0], output)
+
+
+def rows_of(segment: Tensor, g: Geometry, n_probes: int, generator: torch.Generator | None = None) -> Rows:
+    """Rows of a batch from the number of each token's conversation (B, T), -1 for padding.
+
+    Conversations must begin at multiples of g.block. Probes are drawn from the generator.
+    """
+    t, device = segment.shape[1], segment.device
+    at = torch.arange(t, device=device)
+    begins = F.pad(segment[:, 1:] != segment[:, :-1], (1, 0), value=True)
+    position = at - torch.where(begins, at, 0).cummax(1).values
+    visible = (segment[:, :, None] == segment[:, None]) & (at[:, None] >= at)
+    rate = torch.arange(0, g.rope_dims, 2, device=device, dtype=torch.float64) / g.rope_dims
+    angle = position[..., None] * g.rope_base**-rate
+    probes = torch.randint(0, t, (len(segment), n_probes), device=device, generator=generator)
+    return Rows(position, visible, angle.cos().float(), angle.sin().float(), probes, segment >= 0)
+
+
+class _Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        blocks = w.reshape(-1, 32)
+        most = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
+        scale = most / -8
+        inverse = torch.where(scale == 0, 0.0, 1 / scale)
+        codes = (blocks * inverse + 8.5).trunc().clamp(0, 15) - 8
+        return (codes * scale.half().to(w.dtype)).reshape(w.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def round_q4_0(w: Tensor) -> Tensor:
+    """The values that a Q4_0 block holds for these; the gradient is passed as it is."""
+    return _Rounded.apply(w)
+
+
+OUTPUTS = ("attn_output", "ssm_out", "ffn_down_exps", "ffn_down_shexp", "ple_value")
+
+
+def initial(name: str, shape: tuple[int, ...], g: Geometry, generator: torch.Generator) -> Tensor:
+    """Values to begin with. Matrices that write into the residual begin small, so that a layer begins near nothing."""
+    _, leaf = split(name)
+    normal = torch.randn(shape, generator=generator)
+    even = torch.rand(shape, generator=generator)
+    if "norm" in leaf:
+        return torch.ones(shape)
+    if leaf == "ssm_a":
+        return (1 + 15 * even).log()
+    if leaf == "ssm_dt.bias":
+        step = torch.exp(even * (math.log(0.1) - math.log(0.001)) + math.log(0.001))
+        return step + torch.log(-torch.expm1(-step))
+    if leaf.endswith("conv1d"):
+        return (2 * even - 1) * shape[-1] ** -0.5
+    if leaf in ("token_embd", "per_layer_token_embd"):
+        return 0.5 * normal
+    scale = shape[-1] ** -0.5
+    if leaf in OUTPUTS:
+        scale *= (2 * g.layers) ** -0.5
+    elif "hc_" in leaf or leaf.startswith("ffn_gate_inp"):
+        scale *= 0.5
+    return scale * normal
