@@ -126,8 +126,8 @@ class RowTuning:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What may be set from outside, by the bench: None leaves it to the plan. `row`: of products by single rows.
-    `together`: several rows by product_window.cu."""
+    """What may be set from outside, by the bench: None leaves it to the plan. `row`: of products by product_row.cu.
+    `together`: by product_window.cu, see `together`."""
 
     rows: int | None = None
     warps: int | None = None
@@ -135,10 +135,22 @@ class Tuning:
     stages: int | None = None
     table_room: int | None = None
     row: RowTuning = RowTuning()
-    together: bool = False
+    together: bool | None = None
 
 
 UNTUNED: Final = Tuning()
+
+LARGE: Final = 4 << 20
+"""Bytes of the weights of a launch from which product_window.cu, whose warps unpack tiles together, is faster than
+product_row.cu, whose lanes work alone. H200, 2026-11-29, us of product_row | product_window, one row: 16384 x 2560
+Q6_K (34 MB) 20.6 | 17.1, 2560 x 6144 Q6_K (13 MB) 19.5 | 10.8, 248320 x 2560 Q5_K 341 | 157; 320 x 10240 Q6_K (2.7 MB)
+7.2 | 8.4, 10240 x 320 Q8_0 (3.5 MB) 3.6 | 4.6, 2 x 640 x 2560 Q8_0 3.9 | 5.0. Eight rows: 45.1 | 22.0, 32.6 | 17.4,
+528 | 206; 17.2 | 18.8, 5.5 | 5.0, 8.4 | 8.5."""
+
+
+def together(n_bytes: int, tuning: Tuning = UNTUNED) -> bool:
+    """Whether matrices of n bytes in one launch go through product_window.cu rather than product_row.cu."""
+    return n_bytes >= LARGE if tuning.together is None else tuning.together
 
 
 def _scale_pitch(blocks: int) -> int:

@@ -170,11 +170,10 @@ def _window(
         run("lanes_window", constants, blocks, 32 * LANES_WARPS, arguments)
         return
     matrices = _matrices(weights, outs)
+    tiled: plans.WindowPlan | None = None
     try:
-        if tuning.together:
-            together = plans.window_plan(
-                cards.card(), kind, DENSE, tuple(w.rows for w in weights), cols, n, tuning=tuning
-            )
+        if plans.together(sum(w.data.nbytes for w in weights), tuning):
+            tiled = plans.window_plan(cards.card(), kind, DENSE, tuple(w.rows for w in weights), cols, n, tuning=tuning)
         else:
             plan = row_product.plan(kind, matrices, n, cols, tuning.row)
     except ValueError:
@@ -186,13 +185,12 @@ def _window(
         return
     given = window_inputs(workspace, x, kind)
     beside = int(early and "x" in given)  # a kernel that quantises comes between
-    if not tuning.together:
+    if tiled is None:
         row_product.dense(plan, kind, matrices, DENSE, **given, join=join, early=beside, n=n, cols=cols)
         return
-    arguments = fill(WINDOW, **given, join=join, early=beside, n=n, cols=cols, **layout(together))
-    enter_matrices(arguments, matrices, together.rows)
-    constants = together.constants(kind, DENSE)
-    run("product_window", constants, together.blocks, 32 * together.warps, arguments, together.shared)
+    arguments = fill(WINDOW, **given, join=join, early=beside, n=n, cols=cols, **layout(tiled))
+    enter_matrices(arguments, matrices, tiled.rows)
+    run("product_window", tiled.constants(kind, DENSE), tiled.blocks, 32 * tiled.warps, arguments, tiled.shared)
 
 
 def gated(

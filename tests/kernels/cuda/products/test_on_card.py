@@ -20,11 +20,12 @@ def columns(kind: TensorType) -> int:
     return 5 * 256 if kind.block == 256 else 1216 if kind.block > 1 else 1213
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["row", "tiles"])
 @pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
-def test_windows_of_any_size_have_the_bits_of_the_written_order(device, random_weight, kind):
+def test_windows_of_any_size_have_the_bits_of_the_written_order(device, random_weight, kind, together):
     w = random_weight(kind.name, 531, columns(kind))
     for n in (1, 2, 3, 5, 8, 9, 13, 16):
-        device.check_linear([w], n)
+        device.check_linear([w], n, tuning=Tuning(together=together))
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
@@ -50,7 +51,7 @@ def test_no_way_to_cut_a_window_changes_a_bit(device, random_weight, ring, rows)
     for name in ("Q6_K", "IQ3_S", "Q4_K"):
         for stages in (2, 4):
             device.check_linear(
-                [random_weight(name, 1000, 2560)], 3, tuning=Tuning(rows=rows, ring=ring, stages=stages)
+                [random_weight(name, 1000, 2560)], 3, tuning=Tuning(together=True, rows=rows, ring=ring, stages=stages)
             )
 
 

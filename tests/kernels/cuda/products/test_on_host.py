@@ -6,23 +6,28 @@ import numpy as np
 import pytest
 
 from strata.kernels.cuda import product
-from strata.kernels.cuda.plans import Tuning
+from strata.kernels.cuda.plans import Tuning, together
 from strata.kernels.formats import BY_NAME
 from strata.kernels.reference.linear import dequantize
 
 WINDOWS = [
-    ("Q6_K", 21, 768, 3, Tuning(ring=2)),
-    ("Q8_0", 19, 352, 1, Tuning(ring=1)),
-    ("Q4_1", 40, 1120, 1, Tuning(ring=4)),
-    ("Q6_K", 75, 1280, 1, Tuning(ring=8)),
-    ("IQ3_S", 40, 512, 9, Tuning(ring=4)),
-    ("Q2_K", 33, 512, 8, Tuning(rows=16, ring=2, stages=2)),
+    ("Q6_K", 21, 768, 3, Tuning(together=True, ring=2)),
+    ("Q8_0", 19, 352, 1, Tuning(together=True, ring=1)),
+    ("Q4_1", 40, 1120, 1, Tuning(together=True, ring=4)),
+    ("Q6_K", 75, 1280, 1, Tuning(together=True, ring=8)),
+    ("IQ3_S", 40, 512, 9, Tuning(together=True, ring=4)),
+    ("Q2_K", 33, 512, 8, Tuning(together=True, rows=16, ring=2, stages=2)),
 ]
 
 
 @pytest.mark.parametrize("name, rows, cols, n, tuning", WINDOWS, ids=str)
 def test_a_window_has_the_bits_of_the_written_order(host, random_weight, name, rows, cols, n, tuning):
     host.check_linear([random_weight(name, rows, cols)], n, tuning=tuning)
+
+
+def test_large_matrices_go_through_tiles_and_small_ones_do_not():
+    assert together(13 << 20) and not together(3 << 20)
+    assert not together(13 << 20, Tuning(together=False)) and together(1, Tuning(together=True))
 
 
 @pytest.mark.parametrize("name, rows, cols, n", [("Q5_1", 140, 288, 17), ("IQ2_S", 20, 512, 19)])
@@ -46,7 +51,7 @@ def test_the_order_in_which_threads_run_changes_nothing(host, host_loader, rando
     w = random_weight("Q6_K", 40, 1280)
     for order in (1, 2):
         host_loader.emulator.order = order
-        host.check_linear([w], 2, tuning=Tuning(ring=4, stages=2))
+        host.check_linear([w], 2, tuning=Tuning(together=True, ring=4, stages=2))
         host.check_linear([w], 17)
 
 
@@ -55,7 +60,7 @@ def test_rows_that_do_not_fit_shared_memory_are_computed_in_parts(host, random_w
 
     small = card.Card(75, 2, 32 << 10, 32 << 10)
     monkeypatch.setattr(card, "card", lambda: small)
-    host.check_linear([random_weight("Q8_0", 17, 2048)], 15, tuning=Tuning(warps=4, stages=2))
+    host.check_linear([random_weight("Q8_0", 17, 2048)], 15, tuning=Tuning(together=True, warps=4, stages=2))
 
 
 MIXTURES = [
