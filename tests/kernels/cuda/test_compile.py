@@ -60,15 +60,17 @@ def once_each(jobs: Iterable[tuple[str, Constants]]) -> Iterable[tuple[str, Cons
     return {(source, tuple(sorted(constants.items()))): (source, constants) for source, constants in jobs}.values()
 
 
-def test_every_kernel_compiles_for_every_architecture_and_spills_only_where_it_says_why():
+def test_every_kernel_compiles_and_spills_only_where_it_says_why():
+    """For the oldest and the newest architecture, and two between them; the soak has all, with every type."""
     jobs: list[Job] = []
-    for arch, card in CARDS.items():
+    for arch in (75, 86, 90, 120):
+        card = CARDS[arch]
         modes = MODES if arch == 90 else (DENSE, GATE_UP)
         jobs += [(arch, *job) for job in once_each(products(card, REPRESENTATIVE, modes))]
         if arch in (75, 90):
             jobs += [(arch, *job) for job in once_each(operations())]
     types = [name for name in QUANTISED if name not in REPRESENTATIVE]
-    jobs += [(90, *job) for job in once_each(products(CARDS[90], types, (DENSE,), (1, 2)))]
+    jobs += [(90, *job) for job in once_each(products(CARDS[90], types, (DENSE,), (2,)))]
     rows = compile_all(jobs, REPORT)
     assert {r["source"] for r in rows} == {f.name for f in SOURCES.glob("*.cu")}, "a source is compiled by no check"
     assert not unexplained(rows)

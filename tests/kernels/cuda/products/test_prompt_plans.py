@@ -43,8 +43,21 @@ def test_a_run_of_tiles_has_the_bits_of_single_tiles(host, random_weight, monkey
     prompt_plan.cache_clear()
 
 
-@pytest.mark.parametrize("kinds", [("IQ3_S", "IQ3_S", "Q4_1"), ("Q8_0", "Q8_0", "F16"), ("Q6_K", "Q8_0", "Q4_0")])
-def test_no_way_to_cut_the_experts_of_a_prompt_changes_a_bit(host, random_weight, only_cut, kinds):
+EXPERTS = (("IQ3_S", "IQ3_S", "Q4_1"), ("Q8_0", "Q8_0", "F16"), ("Q6_K", "Q8_0", "Q4_0"))
+
+
+def test_no_way_to_cut_the_experts_of_a_prompt_changes_a_bit(host, random_weight, only_cut):
+    """Each cut with the types of one kind of experts in turn; all of them with all: the soak."""
+    check_experts(host, random_weight, EXPERTS[CUTS.index(only_cut) % len(EXPERTS)])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kinds", EXPERTS)
+def test_no_way_to_cut_the_experts_of_any_types_changes_a_bit(host, random_weight, only_cut, kinds):
+    check_experts(host, random_weight, kinds)
+
+
+def check_experts(host, random_weight, kinds) -> None:
     shapes = ((96, 256), (96, 256), (256, 96))
     stacks = [random_weight(t, *s, experts=3, seed=i) for i, (t, s) in enumerate(zip(kinds, shapes, strict=True))]
     host.check_mixture(tuple(stacks), 57, 2)
