@@ -142,7 +142,7 @@ def host_loader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     cache_dir = getattr(request.config, "cache", None)
-    return HostLoader(module, Path(cache_dir.mkdir("cuda-products")) if cache_dir else tmp_path_factory.mktemp("cuda"))
+    return HostLoader(module, Path(cache_dir.mkdir("emulated")) if cache_dir else tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture
