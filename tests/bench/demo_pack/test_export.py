@@ -66,7 +66,7 @@ def files(weights, tmp_path):
 @pytest.mark.parametrize("file", FILES)
 def test_engine_computes_what_was_trained(files, file):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: only training the demo pack needs it")
-    from strata.bench.demo_pack.model import DemoModel, rows_of, round_q4_0
+    from strata.bench.demo_pack.model import DemoModel, round_q4_0, rows_of
 
     ids = np.random.default_rng(1).integers(0, 4000, 128)
     model = DemoModel(SMOKE)

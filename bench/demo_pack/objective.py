@@ -1,0 +1,114 @@
+"""What training lowers, and what it is judged by on the way.
+
+Loss      cross-entropy of the answers' tokens, of all others at a small weight; the same for the draft layer; the
+          experts' balance; the indexer's divergence from the attention
+Judged    by task: loss, share of answers whose every token is the likeliest (each after the right ones before it), and
+          share of drafts that are what the model itself says
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from strata.bench.demo_pack.data.mixture import TASKS
+from strata.bench.demo_pack.model import Output
+
+PROMPT_WEIGHT = 0.1
+DRAFT_WEIGHT = 0.3
+BALANCE_WEIGHT = 0.01
+INDEXER_WEIGHT = 1.0
+
+
+class Tokens(NamedTuple):
+    """A batch on the device: ids int64, mask bool, segment int32, task int64 (len(TASKS) is padding), all (B, T)."""
+
+    ids: Tensor
+    mask: Tensor
+    segment: Tensor
+    task: Tensor
+
+
+class Losses(NamedTuple):
+    """total and its parts (scalars) · by_task (2, tasks): sum of the answers' cross-entropies, and their tokens."""
+
+    total: Tensor
+    answers: Tensor
+    draft: Tensor
+    balance: Tensor
+    indexer: Tensor
+    by_task: Tensor
+
+
+def ahead(x: Tensor, n: int, fill: Any) -> Tensor:
+    """x[:, t + n] at t."""
+    return F.pad(x[:, n:], (0, n), value=fill)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """(B, T, vocab), (B, T) -> (B, T) float32."""
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+
+
+class Objective:
+    """The losses of a forward pass. `compiled`: as in DemoModel."""
+
+    def __init__(self, compiled: Callable[[Any], Any] = lambda f: f) -> None:
+        self._entropy = compiled(cross_entropy)
+
+    def __call__(self, out: Output, tokens: Tokens) -> Losses:
+        ids, mask, segment, task = tokens
+        answered = [ahead(mask, n, False) & (ahead(segment, n, -1) == segment) for n in (1, 2)]
+        prompt = ~answered[0] & (ahead(segment, 1, -1) == segment) & (segment >= 0)
+        n_answered = answered[0].sum().clamp_min(1)
+        each = self._entropy(out.logits, ahead(ids, 1, 0))
+        answers = (each * answered[0]).sum() / n_answered
+        rest = (each * prompt).sum() / n_answered
+        draft = (self._entropy(out.draft, ahead(ids, 2, 0)) * answered[1]).sum() / answered[1].sum().clamp_min(1)
+        total = answers + PROMPT_WEIGHT * rest + DRAFT_WEIGHT * draft
+        total = total + BALANCE_WEIGHT * out.balance + INDEXER_WEIGHT * out.indexer
+        counted = torch.stack([each.detach() * answered[0], answered[0].float()]).flatten(1)
+        by_task = torch.zeros(2, len(TASKS) + 1, device=ids.device).index_add(1, task.flatten(), counted)
+        return Losses(total, answers, draft, out.balance, out.indexer, by_task[:, :-1])
+
+
+class Judged(NamedTuple):
+    """By task: answers, those right in every token, tokens judged, drafts that agree with the model."""
+
+    answers: Tensor
+    right: Tensor
+    drafted: Tensor
+    agreed: Tensor
+
+    def page(self) -> dict[str, dict[str, float]]:
+        """For the log: {task: {"answers", "right", "draft"}}, shares of 1; tasks without an answer are left out."""
+        found = {}
+        for i, task in enumerate(TASKS):
+            if self.answers[i]:
+                right, agreed = (self.right[i] / self.answers[i]), (self.agreed[i] / self.drafted[i].clamp_min(1))
+                found[task] = {"answers": int(self.answers[i]), "right": float(right), "draft": float(agreed)}
+        return found
+
+
+def judge(out: Output, tokens: Tokens) -> Judged:
+    """An answer is a conversation here: all its tokens to be predicted."""
+    ids, mask, segment, task = (x.cpu() for x in tokens)
+    said = out.logits.argmax(-1).cpu()
+    same = ahead(segment, 1, -1) == segment
+    answered = ahead(mask, 1, False) & same
+    wrong = answered & (said != ahead(ids, 1, 0))
+    # the draft at p stands for what the model says at p + 1
+    drafted = ahead(answered, 1, False) & same
+    agreed = drafted & (out.draft.argmax(-1).cpu() == ahead(said, 1, -1))
+    n_rows, n_tasks = len(ids), len(TASKS)
+    per_row = int(segment.max()) + 1
+    which = torch.arange(n_rows)[:, None] * per_row + segment.clamp_min(0)
+    has = torch.zeros(n_rows * per_row, dtype=torch.bool).index_put((which[answered],), torch.tensor(True))
+    failed = torch.zeros_like(has).index_put((which[wrong],), torch.tensor(True))
+    kind = torch.zeros(n_rows * per_row, dtype=torch.int64).index_put((which[answered],), task[answered])
+    count = lambda kinds: torch.bincount(kinds, minlength=n_tasks)[:n_tasks].float()  # noqa: E731
+    return Judged(count(kind[has]), count(kind[has & ~failed]), count(task[drafted]), count(task[agreed]))

@@ -1,0 +1,171 @@
+"""Training: batches come whole and in order, losses count what they should, a leg goes on where the last one ended."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: only training the demo pack needs it")
+
+from strata.bench.demo_pack import train  # noqa: E402
+from strata.bench.demo_pack.checkpoint import Checkpoint  # noqa: E402
+from strata.bench.demo_pack.config import SMOKE  # noqa: E402
+from strata.bench.demo_pack.data.mixture import TASKS  # noqa: E402
+from strata.bench.demo_pack.data.stream import Batch, Stream  # noqa: E402
+from strata.bench.demo_pack.export import export  # noqa: E402
+from strata.bench.demo_pack.feed import SLACK, Feed, FeedFailed, aligned  # noqa: E402
+from strata.bench.demo_pack.model import Output  # noqa: E402
+from strata.bench.demo_pack.objective import PROMPT_WEIGHT, Objective, Tokens, judge  # noqa: E402
+from strata.engine.device.host import HostDevice  # noqa: E402
+from strata.engine.model import Model, Rows  # noqa: E402
+from strata.engine.pack import open_pack  # noqa: E402
+
+END = SMOKE.ngram_eos
+torch.set_num_threads(1)  # on busy cores a team of spinning threads is slower by far
+STREAM = Stream(context=256, rows=4, seed=5)
+
+
+def conversations(batch: Batch) -> list[tuple[list[int], list[bool], int]]:
+    """Tokens, mask and task of every conversation, without the padding after its end."""
+    found = []
+    for row in range(len(batch.ids)):
+        for number in range(batch.segment[row].max() + 1):
+            at = np.flatnonzero((batch.segment[row] == number) & (batch.task[row] != 255))
+            found.append((batch.ids[row, at].tolist(), batch.mask[row, at].tolist(), int(batch.task[row, at[0]])))
+    return found
+
+
+def test_alignment_loses_no_token_of_a_conversation():
+    for index in range(4):
+        before = STREAM.batch(index)
+        after = aligned(before, SMOKE.block, END)
+        assert after.ids.shape == (4, 256 + SLACK)
+        assert conversations(after) == conversations(before)
+        begins = np.diff(after.segment, prepend=-2) != 0
+        assert (np.nonzero(begins & (after.segment >= 0))[1] % SMOKE.block == 0).all()
+        assert not after.mask[after.task == 255].any()
+
+
+def test_conversations_without_room_are_left_out_whole():
+    n = 90
+    full = Batch(
+        np.zeros((1, n), np.int32),
+        np.ones((1, n), bool),
+        np.arange(n, dtype=np.int32)[None],
+        np.zeros((1, n), np.uint8),
+    )
+    after = aligned(full, 4, END)
+    assert after.segment.max() + 1 == -(-(n + SLACK) // 4) == after.mask.sum()
+
+
+@pytest.mark.parametrize("n_workers", [1, 3])
+def test_workers_give_the_batches_in_order(n_workers):
+    with Feed(STREAM.batch, SMOKE.block, END, start=2, n_workers=n_workers) as feed:
+        for index in range(2, 8):
+            want = aligned(STREAM.batch(index), SMOKE.block, END)
+            assert all(np.array_equal(a, b) for a, b in zip(next(feed), want, strict=True))
+
+
+def _fails(index: int) -> Batch:
+    raise RuntimeError(f"no batch {index}")
+
+
+def test_a_failing_worker_says_why():
+    with Feed(_fails, 4, END, n_workers=1) as feed, pytest.raises(FeedFailed, match="no batch 0"):
+        next(feed)
+
+
+def tokens_of(batch: Batch) -> Tokens:
+    task = torch.from_numpy(batch.task).long().clamp_max(len(TASKS))
+    return Tokens(
+        torch.from_numpy(batch.ids).long(), torch.from_numpy(batch.mask), torch.from_numpy(batch.segment), task
+    )
+
+
+def test_losses_count_answers_of_their_own_conversation_only():
+    batch = aligned(STREAM.batch(0), SMOKE.block, END)
+    generator = torch.Generator().manual_seed(0)
+    shape = (*batch.ids.shape, SMOKE.vocab)
+    logits, draft = (torch.randn(shape, generator=generator) for _ in range(2))
+    zero = torch.zeros(())
+    found = Objective()(Output(logits, draft, zero, zero), tokens_of(batch))
+    log, drafted = (x.log_softmax(-1).numpy() for x in (logits, draft))
+    answers, prompts, drafts, by_task = [], [], [], np.zeros(len(TASKS))
+    for row, t in np.ndindex(*batch.ids.shape):
+        for ahead, kept, by in ((1, answers, log), (2, drafts, drafted)):
+            inside = t + ahead < shape[1] and batch.segment[row, t] == batch.segment[row, t + ahead] != -1
+            if not inside:
+                continue
+            value = -by[row, t, batch.ids[row, t + ahead]]
+            if batch.mask[row, t + ahead]:
+                kept.append(value)
+                by_task[batch.task[row, t]] += value * (ahead == 1)
+            elif ahead == 1:
+                prompts.append(value)
+    assert found.answers.item() == pytest.approx(np.mean(answers), rel=1e-4)
+    assert found.draft.item() == pytest.approx(np.mean(drafts), rel=1e-4)
+    rest = found.total - found.answers - 0.3 * found.draft
+    assert rest.item() == pytest.approx(PROMPT_WEIGHT * np.sum(prompts) / len(answers), rel=1e-3)
+    assert np.allclose(found.by_task[0].numpy(), by_task, rtol=1e-4)
+
+
+def test_judge_wants_every_token_of_an_answer():
+    batch = aligned(STREAM.batch(0), SMOKE.block, END)
+    said = torch.nn.functional.one_hot(torch.from_numpy(np.roll(batch.ids, -1, 1)).long(), SMOKE.vocab).float()
+    draft = said.roll(-1, 1)
+    zero = torch.zeros(())
+    page = judge(Output(said, draft, zero, zero), tokens_of(batch)).page()
+    assert all(figures["right"] == figures["draft"] == 1.0 for figures in page.values())
+    row, t = (int(x[0]) for x in np.nonzero(batch.mask))
+    said[row, t - 1] = said[row, t - 1].roll(1)
+    missed = judge(Output(said, draft, zero, zero), tokens_of(batch)).page()
+    task = TASKS[batch.task[row, t]]
+    assert missed[task]["right"] == pytest.approx(1 - 1 / missed[task]["answers"])
+
+
+def test_rate_warms_up_and_falls():
+    assert train.rate_at(0.0, 0) == pytest.approx(1 / train.WARM_STEPS)
+    assert train.rate_at(0.5, 10_000) == pytest.approx((1 + train.LAST) / 2)
+    assert train.rate_at(1.0, 10_000) == train.rate_at(1.5, 10_000) == pytest.approx(train.LAST)
+
+
+def test_exact_resuming_learns_what_one_run_learns(tmp_path):
+    batches = [aligned(STREAM.batch(i), SMOKE.block, END) for i in range(4)]
+    whole, first, second = (train.Training(SMOKE, 1, "cpu", lambda f: f) for _ in range(3))
+    for batch in batches:
+        whole.learn(batch, 0.4)
+    for batch in batches[:2]:
+        first.learn(batch, 0.4)
+    first.save_exact(tmp_path / train.EXACT)
+    second.load_exact(tmp_path / train.EXACT)
+    assert second.step == 2
+    for batch in batches[2:]:
+        second.learn(batch, 0.4)
+    for name, p in whole.model.tensors().items():
+        assert torch.equal(second.model.tensors()[name], p), name
+
+
+def test_a_short_run_learns_goes_on_and_is_served(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train, "WARM_STEPS", 5)
+    common = ["--smoke", "--device", "cpu", "--no-compile", "--workers", "0", "--tokens", "1024"]
+    common += ["--minutes", "20", "--total-minutes", "20"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    train.main([*common, "--steps", "50", "--out", str(first)])
+    train.main([*common, "--steps", "3", "--out", str(second), "--resume", str(first)])
+    one, two = (Checkpoint.load(folder).state for folder in (first, second))
+    assert (one["step"], two["step"]) == (50, 53) and two["seconds"] > one["seconds"]
+    pages = json.loads((second / "log.json").read_text())
+    start = math.log(SMOKE.vocab)
+    assert [page["lines"][-1]["step"] for page in pages] == [50, 53]
+    assert pages[1]["lines"][-1]["answers"] < start - 1.0, capsys.readouterr().out
+    path = export(Checkpoint.load(second), tmp_path, ("Q8_0",))[0]
+    model = Model(open_pack(path), HostDevice(), max_context=128)
+    state, ids = model.new_state(1), []
+    logits = model.forward(Rows.of([(0, 0, list(range(40)))]), state, [39])
+    for position in range(40, 60):
+        ids.append(int(logits[0].argmax()))
+        logits = model.forward(Rows.of([(0, position, [ids[-1]])]), state, [0])
+    assert np.isfinite(logits).all() and all(0 <= token < SMOKE.vocab for token in ids)
