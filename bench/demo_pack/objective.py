@@ -1,7 +1,7 @@
 """What training lowers, and what it is judged by on the way.
 
-Loss      cross-entropy of the answers' tokens, of all others at a small weight; the same for the draft layer; the
-          experts' balance; the indexer's divergence from the attention
+Loss      mean cross-entropy of the answers' tokens, that of all others at a small weight, and the draft layer's of the
+          answers; the experts' balance; the indexer's divergence from the attention
 Judged    by task: loss, share of answers whose every token is the likeliest (each after the right ones before it), and
           share of drafts that are what the model itself says
 """
@@ -67,7 +67,7 @@ class Objective:
         n_answered = answered[0].sum().clamp_min(1)
         each = self._entropy(out.logits, ahead(ids, 1, 0))
         answers = (each * answered[0]).sum() / n_answered
-        rest = (each * prompt).sum() / n_answered
+        rest = (each * prompt).sum() / prompt.sum().clamp_min(1)
         draft = (self._entropy(out.draft, ahead(ids, 2, 0)) * answered[1]).sum() / answered[1].sum().clamp_min(1)
         total = answers + PROMPT_WEIGHT * rest + DRAFT_WEIGHT * draft
         total = total + BALANCE_WEIGHT * out.balance + INDEXER_WEIGHT * out.indexer
