@@ -49,14 +49,16 @@ DEVICE bool ends_turn(int lane) { return lane == 0; }
 DEVICE void load_turn(const Arguments& a, const Strip* strips, int all, u8* stage, int number, int lane) {
     const Turn turn(a, strips, all, number);
     if (!turn.there) return;
-    const int piece = 16 * (lane % LINE_LANES), begin = lane / LINE_LANES;
+    const int piece = 16 * (lane % LINE_LANES), begin = lane / LINE_LANES, row_bytes = a.cols / F::BLOCK * F::BYTES;
+    const u8* from = turn.line(a, begin, 0);
+    int left = turn.strip.rows - turn.row - begin;  // rows from this line on
 #pragma unroll
     for (int i = 0; i < LINES * LINE_LANES / 32; i++) {
-        const int line = begin + i * (32 / LINE_LANES), g = line & 7, upper = line >> 3;
-        const u8* from = turn.line(a, g, upper);
+        enum { STEP = 32 / LINE_LANES };  // lines at once
+        if (MODE == GATE_UP && i * STEP == 8) from = turn.line(a, begin, 1), left += 8;
         const int shift = (int)((u64)from & 15);
-        const bool there = turn.row + g + (MODE == GATE_UP ? 0 : 8 * upper) < turn.strip.rows;
-        if (there && piece < shift + ITEM_BYTES) copy16(stage + line * PITCH + piece, from - shift + piece);
+        if (left > 0 && piece < shift + ITEM_BYTES) copy16(stage + (begin + i * STEP) * PITCH + piece, from - shift + piece);
+        from += STEP * row_bytes, left -= STEP;
     }
 }
 
