@@ -201,6 +201,10 @@ def leg(training: Training, feed: Iterator[Batch], clock: Clock, n_steps: int | 
     training.seconds = clock.before + clock.spent
 
 
+class Diverged(Exception):
+    """A loss that is no number: nothing is saved."""
+
+
 class Log:
     """Sums since the last line, kept on the device, and the lines."""
 
@@ -221,6 +225,8 @@ class Log:
         sums, tokens = [x.cpu() for x in self._sums], training.tokens
         (seconds, before), now = self._at, time.monotonic()
         figures = {name: float(x) / self._n for name, x in zip(Losses._fields[:-1], sums, strict=False)}
+        if not math.isfinite(figures["total"]):
+            raise Diverged(f"the loss is {figures['total']} at step {training.step}; try a lower --rate: {figures}")
         of, n = sums[-1]
         by_task = {task: round(float(of[i] / n[i]), 4) for i, task in enumerate(TASKS) if n[i]}
         line = {

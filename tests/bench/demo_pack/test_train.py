@@ -133,6 +133,15 @@ def test_rate_warms_up_and_falls():
     assert train.rate_at(1.0, 10_000) == train.rate_at(1.5, 10_000) == pytest.approx(train.LAST)
 
 
+def test_a_loss_that_is_no_number_ends_the_leg():
+    training = train.Training(SMOKE, 1, "cpu", lambda f: f)
+    losses = training.learn(aligned(STREAM.batch(0), SMOKE.block, END), 0.0)
+    log = train.Log()
+    log.add(losses._replace(total=torch.tensor(math.nan)))
+    with pytest.raises(train.Diverged, match="lower --rate"):
+        log.line(training, train.Clock(0.0, 1.0, 1.0))
+
+
 def test_exact_resuming_learns_what_one_run_learns(tmp_path):
     batches = [aligned(STREAM.batch(i), SMOKE.block, END) for i in range(4)]
     whole, first, second = (train.Training(SMOKE, 1, "cpu", lambda f: f) for _ in range(3))
