@@ -92,6 +92,28 @@ struct Places {
     }
 };
 
+// The scales of a row of an item by their number, a constant.
+template <class T>
+struct Scales {
+    const u8* p;
+
+    DEVICE explicit Scales(const u8* at) : p(at) {}
+    DEVICE float of(int group) const { return T::scale(p, group); }
+};
+
+template <>
+struct Scales<Q6_K> {
+    u32 biased[4];
+    float d, shift;
+
+    DEVICE explicit Scales(const u8* at) : d(half_at(at + 208) * 0.25f), shift(d * -32896.0f) {  // FACTOR is 4
+        const Halves bytes(at + 192);
+#pragma unroll
+        for (int i = 0; i < 4; i++) biased[i] = bytes.word(4 * i) ^ 0x80808080u;
+    }
+    DEVICE float of(int group) const { return byte_times(biased[group >> 2], group & 3, d, shift); }
+};
+
 template <class Free>
 DEVICE void multiply_turn(const Arguments& a, u8* shared, const Turn& turn, const u8* stage, Grid grid, int region, int lane,
                           bool there, Free free) {
@@ -119,13 +141,14 @@ DEVICE void multiply_turn(const Arguments& a, u8* shared, const Turn& turn, cons
         }
     }
     free();
+    const Scales<F> scales[2] = {Scales<F>(p0), Scales<F>(LINES == 16 ? p1 : p0)};
 #pragma unroll
     for (int group = 0; group < SPANS * PER_SPAN; group++)
 #pragma unroll
         for (int h = 0; h < LINES / 8; h++) {
             const u8* p = h ? p1 : p0;
             const int at = group * (1 + F::OFFSET);
-            const float scale = F::scale(p, group), lift = scale * -MAGIC, offset = F::OFFSET ? F::offset(p, group) : 0.0f;
+            const float scale = scales[h].of(group), lift = scale * -MAGIC, offset = F::OFFSET ? F::offset(p, group) : 0.0f;
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 places.put(h, i, at, scaled(sum[group][2 * h + i], scale, lift));
