@@ -209,7 +209,7 @@ def measure(bench: Bench, case: Case, tuning: Tuning, note: str = "") -> None:
 
 def note_of(way: Tuning) -> str:
     named = {f.name: getattr(way.row, f.name) for f in fields(way.row)} | {"together": way.together}
-    return "".join(f" {name}={value}" for name, value in named.items() if value)
+    return "".join(f" {name}={value}" for name, value in named.items() if value is not None)
 
 
 def ways(case: Case) -> Iterator[Tuning]:
