@@ -1,6 +1,6 @@
 """How a product is cut for a card: constants of the kernels, shared memory, blocks. Pure functions of sizes.
 
-window_plan(...)   product_window.cu for 1 to 16 rows; prompts: prompt_plans.py
+window_plan(...)   product_window.cu, for large matrices; small ones and experts: row_plans.py; prompts: prompt_plans.py
 
 No plan changes a bit of the result: an output's sum has the order of the row, whoever computes it.
 Errors   ValueError when a product does not fit the card's shared memory, with the sizes
@@ -85,19 +85,16 @@ class WindowPlan:
     term_pitch: int
     at_scales: int
     at_sums: int
-    at_lists: int
     at_mail: int
     at_terms: int
     at_grid: int
     at_stages: int
-    at_y: int
     shared: int
 
-    def constants(self, kind: TensorType, mode: str) -> dict[str, int | str]:
+    def constants(self, kind: TensorType) -> dict[str, int | str]:
         """Macros of product_window.cu."""
         return {
             "TYPE": kind.name,
-            "MODE": mode,
             "ROWS": self.rows,
             "NT": self.eights,
             "ONE": int(self.one),
@@ -141,16 +138,20 @@ class Tuning:
 UNTUNED: Final = Tuning()
 
 LARGE: Final = 4 << 20
+LARGE_OF_ONE: Final = 64 << 20
 """Bytes of the weights of a launch from which product_window.cu, whose warps unpack tiles together, is faster than
-product_row.cu, whose lanes work alone. H200, 2026-11-29, us of product_row | product_window, one row: 16384 x 2560
-Q6_K (34 MB) 20.6 | 17.1, 2560 x 6144 Q6_K (13 MB) 19.5 | 10.8, 248320 x 2560 Q5_K 341 | 157; 320 x 10240 Q6_K (2.7 MB)
-7.2 | 8.4, 10240 x 320 Q8_0 (3.5 MB) 3.6 | 4.6, 2 x 640 x 2560 Q8_0 3.9 | 5.0. Eight rows: 45.1 | 22.0, 32.6 | 17.4,
-528 | 206; 17.2 | 18.8, 5.5 | 5.0, 8.4 | 8.5."""
+product_row.cu; of one row, whose lanes work alone there, only very large ones. H200, 2026-11-29, us of product_row |
+product_window, one row: 16384 x 2560 Q6_K (34 MB) 16.3 | 17.0, 2560 x 6144 Q6_K (13 MB) 9.4 | 10.8, 320 x 10240 Q6_K
+(2.7 MB) 6.5 | 8.4, 10240 x 320 Q8_0 (3.5 MB) 3.2 | 4.6, 2 x 640 x 2560 Q6_K 3.8 | 5.0; 248320 x 2560 Q5_K was 157 by
+product_window, and not measured by product_row as it is now. Eight rows: 26.5 | 22.0, 20.8 | 17.5, 18.0 | 18.8,
+6.4 | 5.0, 7.9 | 8.5."""
 
 
-def together(n_bytes: int, tuning: Tuning = UNTUNED) -> bool:
-    """Whether matrices of n bytes in one launch go through product_window.cu rather than product_row.cu."""
-    return n_bytes >= LARGE if tuning.together is None else tuning.together
+def together(n_bytes: int, n: int, tuning: Tuning = UNTUNED) -> bool:
+    """Whether matrices of n_bytes in one launch and n rows go through product_window.cu rather than product_row.cu."""
+    if tuning.together is not None:
+        return tuning.together
+    return n_bytes >= (LARGE_OF_ONE if n == 1 else LARGE)
 
 
 def _scale_pitch(blocks: int) -> int:
@@ -162,20 +163,12 @@ def _scale_pitch(blocks: int) -> int:
 
 @lru_cache(maxsize=4096)
 def window_plan(
-    card: Card,
-    kind: TensorType,
-    mode: str,
-    matrix_rows: tuple[int, ...],
-    cols: int,
-    n: int,
-    used: int = 0,
-    tuning: Tuning = UNTUNED,
+    card: Card, kind: TensorType, matrix_rows: tuple[int, ...], cols: int, n: int, tuning: Tuning = UNTUNED
 ) -> WindowPlan:
-    """A plan for n rows; matrix_rows: rows of each matrix, or of an expert. Raises ValueError when nothing fits."""
-    rows = 16 if mode == GATE_UP else tuning.rows or 8
+    """A plan for n rows; matrix_rows: rows of each matrix. Raises ValueError when nothing fits."""
     for warps in (tuning.warps,) if tuning.warps else (16, 8, 4) if n <= 8 else (8, 4):
         for stages in (tuning.stages,) if tuning.stages else (3, 2) if card.arch >= 80 else (2, 1):
-            plan = _window_layout(card, kind, mode, matrix_rows, cols, n, used, rows, warps, stages, tuning)
+            plan = _window_layout(card, kind, matrix_rows, cols, n, warps, stages, tuning)
             if plan.shared <= card.shared_block - STATIC:
                 return plan
     raise ValueError(
@@ -208,25 +201,17 @@ def _ring(card: Card, tiles: int, chunks: int, warps: int, one: bool) -> int:
 def _window_layout(
     card: Card,
     kind: TensorType,
-    mode: str,
     matrix_rows: tuple[int, ...],
     cols: int,
     n: int,
-    used: int,
-    rows: int,
     warps: int,
     stages: int,
     tuning: Tuning,
 ) -> WindowPlan:
-    eights, one = 1 if n <= 8 else 2, n == 1 and used <= 32
-    own = 8 if mode == GATE_UP else rows  # rows of a matrix in a tile
-    tiles = sum(-(-r // own) for r in matrix_rows)
-    chunks = -(-cols // CHUNK)
-    pairs = n * used
-    work = tiles * (1 if mode == DENSE else pairs)
-    ring = 1 if mode == DOWN else min(tuning.ring or _ring(card, work, chunks, warps, one), warps)
-    blocks = min(card.multiprocessors, tiles if mode == DOWN else work)
-    inputs = pairs if mode == DOWN else n
+    rows, eights, one = tuning.rows or 8, 1 if n <= 8 else 2, n == 1
+    tiles, chunks = sum(-(-r // rows) for r in matrix_rows), -(-cols // CHUNK)
+    ring = min(tuning.ring or _ring(card, tiles, chunks, warps, one), warps)
+    blocks = min(card.multiprocessors, tiles)
     room = tuning.table_room or (64 << 10 if card.shared_block >= 160 << 10 else 16 << 10)
     copies = table_copies(kind, room)
 
@@ -237,22 +222,20 @@ def _window_layout(
     terms = (chunks if ring > 1 else 1) * CHUNK // kind.group * (1 + kind.has_offset)
     term_pitch = terms + (4 - terms) % 32 if one else 0  # 8 rows in different banks
     sizes = {
-        "inputs": inputs * input_pitch,
-        "scales": inputs * scale_pitch * 4,
-        "sums": inputs * sum_pitch * 4,
-        "lists": (1 + pairs * (4 + 8 * eights)) * 4 if pairs else 0,
+        "inputs": n * input_pitch,
+        "scales": n * scale_pitch * 4,
+        "sums": n * sum_pitch * 4,
         "mail": warps * 32 * (rows // 8 * 2 * eights) * 4 if ring > 1 and not one else 0,
         "terms": warps // ring * rows * term_pitch * 4,
         "grid": table_bytes(kind) * copies,
         "stages": warps * stages * rows * chunk_pitch(kind),
-        "y": -(-tiles // max(blocks, 1)) * pairs * rows * 4 if mode == DOWN else 0,
     }
     at, begin = {}, 0
     for name, size in sizes.items():
         at[name] = begin
         begin += _round(size, 128)
     return WindowPlan(
-        rows, eights, one, warps, ring, stages, copies, max(blocks, 1), tiles,
+        rows, eights, one, warps, ring, stages, copies, blocks, tiles,
         input_pitch, scale_pitch, sum_pitch, term_pitch,
-        at["scales"], at["sums"], at["lists"], at["mail"], at["terms"], at["grid"], at["stages"], at["y"], begin,
+        at["scales"], at["sums"], at["mail"], at["terms"], at["grid"], at["stages"], begin,
     )  # fmt: skip

@@ -172,8 +172,8 @@ def _window(
     matrices = _matrices(weights, outs)
     tiled: plans.WindowPlan | None = None
     try:
-        if plans.together(sum(w.data.nbytes for w in weights), tuning):
-            tiled = plans.window_plan(cards.card(), kind, DENSE, tuple(w.rows for w in weights), cols, n, tuning=tuning)
+        if plans.together(sum(w.data.nbytes for w in weights), n, tuning):
+            tiled = plans.window_plan(cards.card(), kind, tuple(w.rows for w in weights), cols, n, tuning)
         else:
             plan = row_product.plan(kind, matrices, n, cols, tuning.row)
     except ValueError:
@@ -190,7 +190,7 @@ def _window(
         return
     arguments = fill(WINDOW, **given, join=join, early=beside, n=n, cols=cols, **layout(tiled))
     enter_matrices(arguments, matrices, tiled.rows)
-    run("product_window", tiled.constants(kind, DENSE), tiled.blocks, 32 * tiled.warps, arguments, tiled.shared)
+    run("product_window", tiled.constants(kind), tiled.blocks, 32 * tiled.warps, arguments, tiled.shared)
 
 
 def gated(

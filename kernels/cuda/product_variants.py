@@ -68,9 +68,8 @@ def _blocks(
         for n, used, wide in product(windows, experts, sorted({False, row_plans.aligned(kind, ())})):
             row = row_plans.row_plan(card, kind, mode, (512,), cols, n, used, wide)
             yield "product_row.cu", row.constants(kind, mode)
-        for n in windows[1:] if mode == DENSE else ():
-            plan = plans.window_plan(card, kind, mode, (512,), 256, n)
-            yield "product_window.cu", plan.constants(kind, mode)
+        for n in windows if mode == DENSE else ():
+            yield "product_window.cu", plans.window_plan(card, kind, (512,), 256, n).constants(kind)
         if mode != DOWN:
             for n in PROMPTS:
                 tile = prompt_plans.prompt_plan(card, kind, mode, (512,), 256, n)

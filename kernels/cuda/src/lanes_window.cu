@@ -4,7 +4,7 @@
 // 4 l + 3 of each sum, reads four neighbouring weights a load and folds at the end. Activations come through the cache.
 //
 // Constants: TYPE (F32, F16, BF16), INPUTS activation rows at once (1, 8), VEC (4 when cols % 4 == 0, else 1), WARPS, and
-// MODE as in product_window.cu: DENSE, GATE_UP, DOWN, PAIRS.
+// MODE as in product_row.cu: DENSE, GATE_UP, DOWN, PAIRS.
 #include "device.cuh"
 #include "lanes.cuh"
 #include "experts.cuh"

@@ -1,4 +1,5 @@
-// The product of quantised weights with the 1 to 16 rows of a window. Order of summation: ops.py, `product`.
+// The product of large quantised matrices with the 1 to 16 rows of a window; small ones go through product_row.cu
+// (plans.py, `together`). Order of summation: ops.py, `product`.
 //
 // A warp takes a *tile* of 8 or 16 weight rows and a chunk of 256 columns: the raw blocks come to shared memory by
 // asynchronous copies some chunks ahead, four lanes unpack a row, a matrix step multiplies with up to 8 activation rows
@@ -8,17 +9,11 @@
 // the warp of the tile's last chunk adds them up. The order is the order of the row, whatever the launch.
 //
 // Constants: TYPE a format, ROWS weight rows of a tile (8, 16), NT eights of activation rows (1, 2), ONE = 1 for a single
-// activation row, WARPS of a block, STAGES of a warp, COPIES of the type's table, and MODE:
-//   DENSE    several matrices of one type with the same input; out (n, rows) each
-//   GATE_UP  experts: 8 rows of gate and 8 of up; out (pairs, rows) = silu(gate x) * (up x)
-//   DOWN     experts, the pairs' own inputs; out (n, rows) = weighted sum in rank order, from 0
-//   PAIRS    experts, one matrix; out (pairs, rows): for gate and up of different types
-// A pair is (row, rank); pairs of the same expert share its weights. An expert without an address is skipped; DOWN then
-// takes the pair's output from `given`.
+// activation row, WARPS of a block, STAGES of a warp, COPIES of the type's table. Several matrices of one type with the same
+// input: out (n, rows) each.
 #include "device.cuh"
 #include "formats.cuh"
 #include "quantize.cuh"
-#include "experts.cuh"
 
 #if ARCH >= 800 && !defined(ON_HOST)
 // A table that several warps fill, `parts` times a turn, and one reads when it is full.
@@ -55,10 +50,6 @@ DEVICE void gate_part(Gate* gate, int lane) { gate_count(&gate->parts, lane); }
 DEVICE void gate_empty(Gate* gate, int lane) { gate_count(&gate->emptied, lane); }
 #endif
 
-#define DENSE 0
-#define GATE_UP 1
-#define DOWN 2
-#define PAIRS 3
 #define MATRICES 8
 
 struct Matrix {
@@ -73,16 +64,10 @@ struct Arguments {
     const u8* q;
     const float* d;
     const float* sums;
-    const float* join;   // DENSE: null, or (n,): out = fma(sigmoid(join[row]), y, out)
-    const u64* first;    // addresses of the experts' gate or down
-    const u64* second;   // of up
-    const int* ids;      // (n, used)
-    const float* weights;
-    const float* given;  // (n * used, rows), or null
-    const float* beside; // DOWN: null, or (n, rows): out = fma(sigmoid(join[row]), beside, out) at the end
+    const float* join;   // null, or (n,): out = fma(sigmoid(join[row]), y, out)
     int early;           // works beside the kernel before it (intrinsics.cuh)
-    int n, used, cols, tiles, ring;
-    int at_scales, at_sums, at_lists, at_mail, at_terms, at_grid, at_stages, at_y;  // parts of shared memory, bytes
+    int n, cols, tiles, ring;
+    int at_scales, at_sums, at_mail, at_terms, at_grid, at_stages;  // parts of shared memory, bytes
     int input_pitch, scale_pitch, sum_pitch, term_pitch;
 };
 
@@ -93,7 +78,6 @@ enum {
     STAGE = ROWS * PITCH,
     GROUPS = 256 / F::GROUP,
     PER_SPAN = 32 / F::GROUP,
-    COLUMNS = 8 * NT,
     LINES = ONE ? 1 : 2 * NT,        // columns whose scales a lane needs
     PART = ROWS / 8 * LINES,         // sums of a lane: row g, then row g + 8
     CHUNK_TERMS = GROUPS * (1 + F::OFFSET)  // ONE: floats of a row and chunk: products, then offsets
@@ -103,83 +87,30 @@ struct Mail {
     float sums[32][PART];
 };
 
-// The experts of the window. A single row has each expert once: every warp reads the ids itself, without a barrier.
-#if ONE
-struct Experts {
-    u64 address, other;  // lane p: those of rank p, 0 past the last
-    u32 there;           // ranks whose expert has an address
-
-    DEVICE Experts(int*, const Arguments& a) {
-        const int p = threadIdx.x & 31, e = MODE != DENSE && p < a.used ? a.ids[p] : -1;
-        address = e >= 0 ? a.first[e] : 0;
-        other = MODE == GATE_UP && e >= 0 ? a.second[e] : 0;
-        there = __ballot_sync(~0u, address != 0);
-    }
-    DEVICE int unique() const { return __popc(there); }
-    DEVICE int count(int) const { return 1; }
-    DEVICE int member(int u, int) const {  // the rank of the u-th expert that is there
-        u32 left = there;
-        for (; u > 0; u--) left &= left - 1;
-        return __ffs(left) - 1;
-    }
-    DEVICE bool has(int p) const { return there >> p & 1; }
-    DEVICE const u8* first(const Arguments&, int u) const { return (const u8*)__shfl_sync(~0u, address, member(u, 0)); }
-    DEVICE const u8* second(const Arguments&, int u) const { return (const u8*)__shfl_sync(~0u, other, member(u, 0)); }
-};
-#else
-struct Experts : Lists<COLUMNS> {
-    DEVICE Experts(int* at, const Arguments& a) {
-        base = at, pairs = a.n * a.used;
-        if (MODE != DENSE) build(a.ids, a.first);
-    }
-    DEVICE const u8* first(const Arguments& a, int u) const { return (const u8*)a.first[expert(u)]; }
-    DEVICE const u8* second(const Arguments& a, int u) const { return (const u8*)a.second[expert(u)]; }
-};
-#endif
-
 struct Tile {  // where the rows of a tile lie
-    const u8 *first, *second;
-    int row, rows, matrix, expert;  // first row, rows of the matrix, number of the matrix, of the unique expert
+    const u8* data;
+    int row, rows, matrix;  // first row, rows of the matrix, its number
 };
 
-DEVICE Tile tile_of(const Arguments& a, const Experts& lists, int item, int tiles, int first_tile) {
-    Tile tile;
-    tile.matrix = tile.expert = 0;
-    if (MODE == DENSE) {
-        int m = 0, before = 0;
-        while (item >= a.matrix[m].last_tile) before = a.matrix[m++].last_tile;
-        tile.matrix = m;
-        tile.first = tile.second = a.matrix[m].data;
-        tile.row = (item - before) * ROWS;
-        tile.rows = a.matrix[m].rows;
-    } else {
-        const int u = item / tiles;
-        tile.expert = u;
-        tile.first = lists.first(a, u);
-        tile.second = MODE == GATE_UP ? lists.second(a, u) : tile.first;
-        tile.row = (item - u * tiles + first_tile) * (MODE == GATE_UP ? 8 : ROWS);
-        tile.rows = a.matrix[0].rows;
-    }
-    return tile;
+DEVICE Tile tile_of(const Arguments& a, int item) {
+    int m = 0, before = 0;
+    while (item >= a.matrix[m].last_tile) before = a.matrix[m++].last_tile;
+    return Tile{a.matrix[m].data, (item - before) * ROWS, a.matrix[m].rows, m};
 }
 
 // Row r of the tile; past the end the last row again (its results are dropped).
 DEVICE const u8* row_of(const Tile& tile, int r, int row_bytes) {
-    if (MODE == GATE_UP) {
-        const int row = min(tile.row + (r & 7), tile.rows - 1);
-        return (r < 8 ? tile.first : tile.second) + row * (long long)row_bytes;
-    }
-    return tile.first + min(tile.row + r, tile.rows - 1) * (long long)row_bytes;
+    return tile.data + min(tile.row + r, tile.rows - 1) * (long long)row_bytes;
 }
 
 // A warp takes 32 octets of a row at a time.
-DEVICE void inputs_to_shared(const Arguments& a, u8* shared, int inputs) {
+DEVICE void inputs_to_shared(const Arguments& a, u8* shared) {
     const int octets = a.cols / 8, turns = (octets + 31) / 32, lane = threadIdx.x & 31;
     u8* q = shared;
     float* d = (float*)(shared + a.at_scales);
     float* sums = (float*)(shared + a.at_sums);
-    for (int i = threadIdx.x >> 5; i < inputs * turns; i += WARPS) {
-        const int row = ONE && MODE != DOWN ? 0 : i / turns, o = (i - row * turns) * 32 + lane, block = o >> 2, u = o & 3;
+    for (int i = threadIdx.x >> 5; i < a.n * turns; i += WARPS) {
+        const int row = ONE ? 0 : i / turns, o = (i - row * turns) * 32 + lane, block = o >> 2, u = o & 3;
         if (a.x) {
             float v[8];
             load_octet(v, a.x + (long long)row * a.cols + 8 * min(o, octets - 1));
@@ -405,29 +336,19 @@ DEVICE void hand_sums(const float (&acc)[PART], Mail* mail, Box* box, u32 turn, 
     box_fill(box, lane);
 }
 
-// The finished sums of a tile to where they go: `y` is DOWN's table of the tile's pairs in shared memory.
-DEVICE void finish(const Arguments& a, const float (&acc)[PART], const Tile& tile, const Experts& lists, float* y, int g,
-                   int t) {
-    const int columns = MODE == DENSE ? a.n : lists.count(tile.expert);
+// The finished sums of a tile to where they go.
+DEVICE void finish(const Arguments& a, const float (&acc)[PART], const Tile& tile, int g, int t) {
 #pragma unroll
     for (int i = 0; i < LINES; i++) {
         const int column = ONE ? t : 8 * (i / 2) + 2 * t + i % 2;
-        if (column >= columns) continue;
-        const int pair = MODE == DENSE ? column : lists.member(tile.expert, column);
-        if (MODE == GATE_UP) {
-            const int row = tile.row + g;
-            const float h = silu_f32(acc[i]) * acc[ROWS / 8 * LINES - LINES + i];
-            if (row < tile.rows) a.matrix[0].out[(long long)pair * tile.rows + row] = h;
-            continue;
-        }
-        float* out = a.matrix[tile.matrix].out + (long long)pair * tile.rows;
-        const float weight = MODE == DENSE && a.join ? sigmoid_f32(a.join[column]) : 0.0f;
+        if (column >= a.n) continue;
+        float* out = a.matrix[tile.matrix].out + (long long)column * tile.rows;
+        const float weight = a.join ? sigmoid_f32(a.join[column]) : 0.0f;
 #pragma unroll
         for (int h = 0; h < ROWS / 8; h++) {
             const int row = tile.row + 8 * h + g;
             const float sum = acc[h * LINES + i];
-            if (MODE == DOWN) y[pair * ROWS + 8 * h + g] = sum;
-            else if (row < tile.rows) out[row] = MODE == DENSE && a.join ? fmaf(weight, sum, out[row]) : sum;
+            if (row < tile.rows) out[row] = a.join ? fmaf(weight, sum, out[row]) : sum;
         }
     }
 }
@@ -437,24 +358,18 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
     __shared__ Box boxes[WARPS];
     __shared__ Gate gates[WARPS];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const int pairs = a.n * a.used, chunks = (a.cols + 255) / 256;
-    const int row_bytes = a.cols / F::BLOCK * F::BYTES;
+    const int chunks = (a.cols + 255) / 256, row_bytes = a.cols / F::BLOCK * F::BYTES;
     if (lane == 0) {
         if (ONE) gate_init(&gates[warp], chunks);
         else box_init(&boxes[warp]);
     }
     if (a.early) next_may_come();
-    else if (MODE != DENSE) inputs_ready();  // the picks of the window say which weights
-    const Experts lists((int*)(shared + a.at_lists), a);
     const Entries entries;
 
     // The items of this ring: item, then + step, below items.
     const int ring = warp / a.ring, place = warp - ring * a.ring, rings = WARPS / a.ring;
-    const int first_tile = MODE == DOWN ? (int)((long long)a.tiles * blockIdx.x / gridDim.x) : 0;
-    const int tiles = MODE == DOWN ? (int)((long long)a.tiles * (blockIdx.x + 1) / gridDim.x) - first_tile : a.tiles;
-    const int items = ring >= rings ? 0 : MODE == DENSE ? a.tiles : tiles * lists.unique();  // left-over warps rest
-    const int begin = MODE == DOWN ? ring : ring * gridDim.x + blockIdx.x;
-    const int step = MODE == DOWN ? rings : rings * gridDim.x;
+    const int items = ring >= rings ? 0 : a.tiles;  // left-over warps rest
+    const int begin = ring * gridDim.x + blockIdx.x, step = rings * gridDim.x;
 
     // Copies run STAGES - 1 chunks ahead. LANES neighbours copy a row, 16 bytes each: whole sectors of the cache at once.
     enum {
@@ -467,13 +382,13 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
     const int copy_row = lane / LANES, copy_piece = 16 * (lane % LANES);
     u8* const copy_to = stages + copy_row * PITCH + copy_piece;
     int load_item = begin, load_chunk = place, load_stage = 0, loaded_item = -1, load_row = 0, last_row = 0;
-    const u8 *load_first = 0, *load_second = 0;
+    const u8* load_from = 0;
     auto load = [&]() {
         while (load_chunk >= chunks) load_chunk -= chunks, load_item += step;
         if (load_item < items) {
             if (load_item != loaded_item) {
-                const Tile tile = tile_of(a, lists, load_item, tiles, first_tile);
-                load_first = tile.first, load_second = tile.second;
+                const Tile tile = tile_of(a, load_item);
+                load_from = tile.data;
                 load_row = tile.row + copy_row, last_row = tile.rows - 1;
                 loaded_item = load_item;
             }
@@ -482,9 +397,8 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
             u8* to = copy_to + load_stage;
 #pragma unroll
             for (int i = 0; i < TURNS; i++) {
-                const bool upper = MODE == GATE_UP && i * AT_ONCE >= 8;
-                const int row = min(load_row + i * AT_ONCE - (upper ? 8 : 0), last_row);
-                const u8* from = (upper ? load_second : load_first) + (row * (long long)row_bytes + at);
+                const int row = min(load_row + i * AT_ONCE, last_row);
+                const u8* from = load_from + (row * (long long)row_bytes + at);
                 const int shift = (int)((u64)from & 15);
                 if (copy_piece < shift + bytes) copy16(to + i * (AT_ONCE * PITCH), from - shift + copy_piece);
             }
@@ -496,8 +410,8 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
 #pragma unroll 1
     for (int i = 1; i < STAGES; i++) load();
 
-    if (MODE == DENSE && !a.early) inputs_ready();
-    inputs_to_shared(a, shared, MODE == DOWN ? pairs : a.n);
+    if (!a.early) inputs_ready();
+    inputs_to_shared(a, shared);
     entries.store(shared + a.at_grid);
     __syncthreads();
 
@@ -507,22 +421,15 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
     const int next = place + 1 == a.ring ? warp - place : warp + 1;
     float* const table = (float*)(shared + a.at_terms) + (ring * ROWS + g) * a.term_pitch;  // of the ring
 
-    Columns columns;
-    auto look_at = [&](const Tile& tile) {  // the tile's columns: activation rows by number
-        const int n = MODE == DENSE ? a.n : lists.count(tile.expert);
-        auto input_row = [&](int column) {
-            column = min(column, n - 1);
-            return MODE == DENSE ? column : lists.member(tile.expert, column) / (MODE == DOWN ? 1 : a.used);
-        };
+    Columns columns;  // activation rows by number, past the last the last again
 #pragma unroll
-        for (int nt = 0; nt < NT; nt++) columns.input[nt] = shared + input_row(8 * nt + g) * a.input_pitch + 8 * t;
+    for (int nt = 0; nt < NT; nt++) columns.input[nt] = shared + min(8 * nt + g, a.n - 1) * a.input_pitch + 8 * t;
 #pragma unroll
-        for (int i = 0; i < LINES; i++) {
-            const int row = input_row(ONE ? 0 : 8 * (i / 2) + 2 * t + i % 2);
-            columns.scales[i] = (const float*)(shared + a.at_scales) + row * a.scale_pitch;
-            columns.sums[i] = (const float*)(shared + a.at_sums) + row * a.sum_pitch;
-        }
-    };
+    for (int i = 0; i < LINES; i++) {
+        const int row = ONE ? 0 : min(8 * (i / 2) + 2 * t + i % 2, a.n - 1);
+        columns.scales[i] = (const float*)(shared + a.at_scales) + row * a.scale_pitch;
+        columns.sums[i] = (const float*)(shared + a.at_sums) + row * a.sum_pitch;
+    }
 
     Tile tile;
     int item = begin, chunk = place, stage = 0, seen_item = -1, turn = 0;  // turn: tiles of the ring before this one
@@ -533,10 +440,9 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
         while (chunk >= chunks) chunk -= chunks, item += step, turn++;
         if (item >= items) break;
         if (item != seen_item) {
-            tile = tile_of(a, lists, item, tiles, first_tile);
+            tile = tile_of(a, item);
             low = (u32)(u64)row_of(tile, g, row_bytes);
             if (ROWS == 16) high = (u32)(u64)row_of(tile, g + 8, row_bytes);
-            if (MODE != DENSE || seen_item < 0) look_at(tile);
             seen_item = item;
         }
         load();
@@ -547,7 +453,6 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
         const u8* p0 = from + ((low + chunk * CHUNK_BYTES) & 15);
         const u8* p1 = from + 8 * PITCH + ((high + chunk * CHUNK_BYTES) & 15);
         const int spans = min(8, a.cols / 32 - 8 * chunk);
-        float* y = (float*)(shared + a.at_y) + (tile.row / ROWS - first_tile) * pairs * ROWS;
         if (ONE && a.ring > 1) {
             if (turn > 0) gate_wait_empty(&gates[ring], turn);
             chunk_terms_of_one(table + chunk * CHUNK_TERMS, a.term_pitch, p0, p1, grid, columns, chunk, t, spans);
@@ -556,7 +461,7 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
                 gate_wait_full(&gates[ring], turn, chunks);
                 add_table(acc, table, a.term_pitch, columns.scales[0], a.cols / 32);
                 gate_empty(&gates[ring], lane);
-                finish(a, acc, tile, lists, y, g, t);
+                finish(a, acc, tile, g, t);
             }
         } else if (ONE) {
             RowTerms row;
@@ -568,7 +473,7 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
                 for (int i = 0; i < PART; i++) acc[i] = 0.0f;
             }
             add_chunk_of_one(acc, row, spans);
-            if (chunk + 1 == chunks) finish(a, acc, tile, lists, y, g, t);
+            if (chunk + 1 == chunks) finish(a, acc, tile, g, t);
         } else {
             float terms[GROUPS][PART] = {}, d[LINES][8];
             chunk_terms(terms, p0, p1, grid, columns, chunk, t, spans);
@@ -589,7 +494,7 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
             }
             if (F::BLOCK == 256 || spans == 8) add_terms(acc, terms, d, p0, p1, columns, chunk, 8);
             else add_terms(acc, terms, d, p0, p1, columns, chunk, spans);
-            if (chunk + 1 == chunks) finish(a, acc, tile, lists, y, g, t);
+            if (chunk + 1 == chunks) finish(a, acc, tile, g, t);
             else if (a.ring > 1) hand_sums(acc, mail + next, &boxes[next], handed++, lane);
         }
         __syncwarp();  // the stage is free for the copies of the next turn
@@ -597,15 +502,4 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
         stage = stage == (STAGES - 1) * STAGE ? 0 : stage + STAGE;
     }
     if (a.early) inputs_ready();
-    if (MODE != DOWN) return;
-    __syncthreads();
-    for (int i = threadIdx.x; i < tiles * a.n * ROWS; i += 32 * WARPS) {  // join the pairs of the block's tiles
-        const int r = i % ROWS, token = i / ROWS % a.n, at = i / ROWS / a.n, row = (first_tile + at) * ROWS + r;
-        const int rows = a.matrix[0].rows;
-        if (row >= rows) continue;
-        const float* y = (const float*)(shared + a.at_y) + at * pairs * ROWS + r;
-        const long long to = (long long)token * rows + row;
-        const float sum = join_pairs(lists, a.weights, a.given, token, a.used, row, rows, [&](int p) { return y[p * ROWS]; });
-        a.matrix[0].out[to] = a.beside ? fmaf(sigmoid_f32(a.join[token]), a.beside[to], sum) : sum;
-    }
 }

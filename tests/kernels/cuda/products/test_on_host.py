@@ -26,8 +26,9 @@ def test_a_window_has_the_bits_of_the_written_order(host, random_weight, name, r
 
 
 def test_large_matrices_go_through_tiles_and_small_ones_do_not():
-    assert together(13 << 20) and not together(3 << 20)
-    assert not together(13 << 20, Tuning(together=False)) and together(1, Tuning(together=True))
+    assert together(13 << 20, 8) and not together(3 << 20, 8)
+    assert together(400 << 20, 1) and not together(13 << 20, 1)
+    assert not together(13 << 20, 8, Tuning(together=False)) and together(1, 1, Tuning(together=True))
 
 
 @pytest.mark.parametrize("name, rows, cols, n", [("Q5_1", 140, 288, 17), ("IQ2_S", 20, 512, 19)])
