@@ -1,6 +1,6 @@
 """Kernels of a card, one by one: each is checked against the written arithmetic first, then timed.
 
-    python -m strata.bench.kernels_cuda --out results.json [--only window,experts] [--sweep]
+    python -m strata.bench.kernels_cuda --out results.json [--only window,experts]
 
 Timed with events around replays of a graph that holds many launches, over enough copies of the weights to leave the
 cache; a figure is the median of the replays. Window figures are GB/s of weight bytes and their share of what a plain
@@ -233,39 +233,6 @@ def windows(bench: Bench) -> None:
         bench.window("F32", 512, 2560, n)
 
 
-WAYS = (
-    *(Tuning(warps=warps, ring=ring) for warps in (32, 24, 16) for ring in (1, 2, 4, 8, warps)),
-    Tuning(warps=32, ring=2, stages=2),
-    Tuning(rows=16, warps=16, ring=2),
-)
-"""Ways to cut a window of one row."""
-
-EXPERT_WAYS = tuple(Tuning(warps=warps, ring=ring) for warps in (24, 16) for ring in (1, 2, 4, 8, warps))
-
-
-def _note(way: Tuning) -> str:
-    named = {"rows": way.rows, "warps": way.warps, "ring": way.ring, "stages": way.stages}
-    return "".join(f" {name}={value}" for name, value in named.items() if value)
-
-
-def window_sweep(bench: Bench) -> None:
-    """Warps, rings, stages and rows of a tile."""
-    shapes = ((65536, 2560), (10240, 2560), (2560, 6144), (2560, 2560), (320, 10240))
-    for rows, cols in shapes:
-        for way in WAYS:
-            bench.window("Q6_K", rows, cols, 1, way, _note(way))
-    for way in WAYS[:10]:
-        bench.window("IQ3_S", 65536, 2560, 1, way, _note(way))
-    for rows, cols in shapes[1:4]:
-        for ring in (1, 2, 4, 8, 16):
-            bench.window("Q6_K", rows, cols, 8, Tuning(ring=ring), f" ring={ring}")
-
-
-def expert_sweep(bench: Bench) -> None:
-    for way in EXPERT_WAYS:
-        bench.experts(("IQ3_S", "IQ4_NL"), 1, 2, way, _note(way))
-
-
 def mixtures(bench: Bench) -> None:
     for n in (1, 2, 4, 8):
         bench.experts(("IQ3_S", "IQ4_NL"), n)
@@ -276,13 +243,11 @@ def mixtures(bench: Bench) -> None:
 SECTIONS: dict[str, Callable[[Bench], None]] = {
     "window": windows,
     "experts": mixtures,
-    "window_sweep": window_sweep,
-    "expert_sweep": expert_sweep,
 }
 
 
 def chosen(args: argparse.Namespace) -> Iterator[str]:
-    names = args.only.split(",") if args.only else [n for n in SECTIONS if args.sweep or not n.endswith("sweep")]
+    names = args.only.split(",") if args.only else list(SECTIONS)
     for name in names:
         if name not in SECTIONS:
             raise SystemExit(f"--only knows {', '.join(SECTIONS)}, not {name}")
@@ -293,7 +258,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the records here as JSON")
     parser.add_argument("--only", help=f"sections, by comma: {', '.join(SECTIONS)}")
-    parser.add_argument("--sweep", action="store_true", help="also time other ways to cut the products")
     args = parser.parse_args(argv)
     console = Console(width=140)
     bench = Bench(console)

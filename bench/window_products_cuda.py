@@ -76,8 +76,8 @@ WINDOW_WAYS = (
     Tuning(row=RowTuning(piece_room=24 << 10, terms_room=120 << 10, depth=1)),
 )
 """Of several rows."""
-OLD = Tuning(together=True)
-"""By product_window.cu, of dense matrices."""
+KERNELS = (Tuning(together=False), Tuning(together=True))
+"""Of dense matrices, by product_row.cu and by product_window.cu: the rule of `plans.together` should have the better."""
 
 
 @dataclass(slots=True)
@@ -214,7 +214,7 @@ def note_of(way: Tuning) -> str:
 
 def ways(case: Case) -> Iterator[Tuning]:
     if case.name != "experts":
-        yield OLD
+        yield from KERNELS
     if case.n > 1 and case.name != "experts":
         yield from WINDOW_WAYS
         return
