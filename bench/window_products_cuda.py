@@ -77,7 +77,7 @@ WINDOW_WAYS = (
 )
 """Of several rows."""
 KERNELS = (Tuning(together=False), Tuning(together=True))
-"""Of dense matrices, by product_row.cu and by product_window.cu: the rule of `plans.together` should have the better."""
+"""Of dense matrices, by product_row.cu and by product_window.cu: `plans.together` should choose the better."""
 
 
 @dataclass(slots=True)
