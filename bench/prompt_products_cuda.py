@@ -31,7 +31,7 @@ from rich.console import Console
 
 from strata.bench.kernels_cuda import Bench
 from strata.bench.report import Report, show
-from strata.kernels.cuda import arguments, compile, launch, mixture, product, prompt_plans
+from strata.kernels.cuda import arguments, compile, mixture, product, prompt_plans
 from strata.kernels.cuda import card as cards
 from strata.kernels.cuda.plans import DENSE, GATE_UP, PAIRS, order
 from strata.kernels.cuda.prompt_plans import CUTS, Cut, expected, fitted, prompt_plan
@@ -89,7 +89,7 @@ def kernels_of(cuts: tuple[Cut, ...], only: set[str]) -> Kernels:
 
 
 def load(kernel: tuple[str, str, tuple[tuple[str, int | str], ...]]) -> None:
-    """Compile one kernel into CuPy's cache on disk."""
+    """Compile one kernel into the cache on disk."""
     source, name, constants = kernel
     compile.load_kernel(source, name, **dict(constants))
 
@@ -139,7 +139,6 @@ def milliseconds(bench: Bench, call: Callable[[], Any]) -> dict[str, list[float]
     """Of each kernel of a call: one figure a repeat."""
     recorder = Recorder(bench.cp)
     before = [module.load_kernel for module in MODULES]
-    launch._kernel.cache_clear()
     for module in MODULES:
         module.load_kernel = recorder  # type: ignore[attr-defined]
     try:
@@ -154,7 +153,6 @@ def milliseconds(bench: Bench, call: Callable[[], Any]) -> dict[str, list[float]
     finally:
         for module, load_kernel in zip(MODULES, before, strict=True):
             module.load_kernel = load_kernel  # type: ignore[attr-defined]
-        launch._kernel.cache_clear()
 
 
 @contextmanager
