@@ -1,6 +1,8 @@
 # serve · test · bench · lint: each sets up what it needs in .venv, so a fresh clone needs one command.
 PYTHON ?= python3
 PORT   ?= 8080
+# Processes that share the test files; each may start an engine of two threads.
+WORKERS ?= 2
 VENV   := .venv
 BIN    := $(VENV)/bin
 PACK   := $(VENV)/packs/tiny-q8_0.gguf
@@ -42,7 +44,7 @@ serve: $(VENV)/.base $(PACK)
 	@exec $(BIN)/strata-server --config configs/strata-demo.json --port $(PORT)
 
 test: $(VENV)/.test
-	$(BIN)/pytest -m "not gpu and not soak"
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not gpu and not soak"
 
 soak: $(VENV)/.test
 	$(BIN)/pytest -m soak
