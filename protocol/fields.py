@@ -42,7 +42,8 @@ class ProtocolError(Exception):
 
 def shown(text: str) -> str:
     """`text` as it may stand in a message: quoted, ASCII, at most about 40 characters."""
-    return ascii(text) if len(text) <= 40 else ascii(text[:37] + "...")
+    quoted = ascii(text[:41])  # a character may take ten
+    return quoted if len(quoted) <= 42 else quoted[:39] + "..." + quoted[0]
 
 
 def line_text(line: str | bytes, errors: str) -> str:

@@ -6,7 +6,7 @@ from array import array
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from strata.protocol import lines
@@ -46,6 +46,7 @@ def test_no_bytes_crash_the_codec(raw):
 
 @settings(max_examples=500, deadline=None)
 @given(RAW)
+@example("\U00010000".encode() * 40)  # quoted, a character takes ten
 def test_what_was_read_is_written_as_one_line_that_reads_the_same(raw):
     for decode in (lines.decode_command, lines.decode_output):
         line = decoded(decode, raw)
