@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,24 +35,25 @@ def served(pack: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     exe = str(Path(sys.executable).with_name("strata-engine"))
     keys = {"exe": exe, "args": args, "model_name": "tiny", "log": str(folder / "engine.log"), "wait_for_engine": True}
     config.write_text(json.dumps(keys))
-    with (folder / "server.log").open("w+") as log:
-        command = [sys.executable, "-m", "strata.server", "--config", str(config), "--port", "0"]
-        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            yield wait_for_url(server, folder / "server.log")
-        finally:
-            server.send_signal(signal.SIGINT)
-            assert server.wait(60) == 0, (folder / "server.log").read_text()
+    command = [sys.executable, "-m", "strata.server", "--config", str(config), "--port", "0"]
+    # The few lines that it writes later fit the pipe.
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield url_of(server)
+    finally:
+        server.send_signal(signal.SIGINT)
+        said, _ = server.communicate(timeout=60)
+        assert server.returncode == 0, said
 
 
-def wait_for_url(server: subprocess.Popen[bytes], log: Path) -> str:
-    for _ in range(600):
-        found = re.search(r"http://127\.0\.0\.1:[0-9]+", log.read_text())
-        if found:
+def url_of(server: subprocess.Popen[str]) -> str:
+    """The address that the server says it listens on."""
+    said: list[str] = []
+    for line in server.stdout or ():
+        said.append(line)
+        if found := re.search(r"http://127\.0\.0\.1:[0-9]+", line):
             return found.group()
-        assert server.poll() is None, log.read_text()
-        time.sleep(0.1)
-    raise AssertionError(log.read_text())
+    raise AssertionError("".join(said))
 
 
 def chat(url: str, **fields: Any) -> Any:
