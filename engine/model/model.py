@@ -25,7 +25,7 @@ from strata.engine.model.stage import Layer, Stage
 from strata.engine.model.weights import Binder, embedding_table, output_matrix, rope_table
 from strata.engine.pack import Pack
 from strata.engine.state.slots import StatePool, require_memory
-from strata.kernels.ops import F32, MAX_TOP_K
+from strata.kernels.ops import F32, MAX_TOP_K, Rope
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,14 @@ class Model:
         self.spec = spec
         self.device = device
         self.max_context = max_context
-        self._embedding, self._head, stage = bind(pack, device, max_context)
+        self.rope = rope_table(spec, max_context, device)
+        self._embedding, self._head, stage = bind(pack, device, self.rope)
         self.stages = (stage,)
+
+    @property
+    def ends(self) -> tuple[Embedding, Head]:
+        """Embedding and output, which the draft layer shares."""
+        return self._embedding, self._head
 
     def new_state(
         self, n_slots: int, kv: str = "fp32", n_checkpoints: int = 0, n_pages: int | None = None
@@ -60,6 +66,10 @@ class Model:
 
     def forward(self, rows: Rows, state: StatePool, want: Sequence[int] | None = None) -> F32:
         """Read the rows into the state; logits (len(want), vocab) of the rows that `want` names (None: of none)."""
+        return self.read(rows, state, want)[0]
+
+    def read(self, rows: Rows, state: StatePool, want: Sequence[int] | None = None) -> tuple[F32, F32]:
+        """`forward`, and the rows' residual (n, C, H) behind the last layer, which the draft layer goes on from."""
         self.check(rows, state)
         wanted = np.asarray([] if want is None else want, np.int64)
         if len(wanted) and (wanted.min() < 0 or wanted.max() >= len(rows)):
@@ -67,21 +77,21 @@ class Model:
         lengths = [(slot, end - begin) for slot, begin, end in rows.segments.tolist()]
         state.reserve_all(lengths)
         self.device.expect(int(rows.positions.max()) + 1)
-        logits = self.compute(state.located(rows).placed(self.device), state, wanted)
+        logits, x = self.compute(state.located(rows).placed(self.device), state, wanted)
         for slot, n in lengths:
             state.advance(slot, n)
-        return np.empty((0, self.spec.vocab), np.float32) if logits is None else logits
+        return np.empty((0, self.spec.vocab), np.float32) if logits is None else logits, x
 
-    def compute(self, rows: Rows, state: StatePool, wanted: npt.NDArray[np.int64]) -> F32 | None:
+    def compute(self, rows: Rows, state: StatePool, wanted: npt.NDArray[np.int64]) -> tuple[F32 | None, F32]:
         """The work of a forward pass on placed rows, without checks and accounts: what a graph is captured of.
 
-        Logits (len(wanted), vocab), None when none are wanted.
+        Logits (len(wanted), vocab), None when none are wanted, and the residual (n, C, H) behind the last layer.
         """
         self.device.begin()
         x = self._embedding(rows.tokens)
         for stage in self.stages:
             stage(x, rows, state)
-        return self._head(self.device.take(x, wanted)) if len(wanted) else None
+        return self._head(self.device.take(x, wanted)) if len(wanted) else None, x
 
     def check(self, rows: Rows, state: StatePool) -> None:
         """ValueError unless each segment continues its slot and every token is in the vocabulary."""
@@ -97,19 +107,18 @@ class Model:
             raise ValueError(f"token ids must be in 0 to {self.spec.vocab - 1}, got {low if low < 0 else high}")
 
 
-def bind(pack: Pack, device: Device, max_context: int) -> tuple[Embedding, Head, Stage]:
+def bind(pack: Pack, device: Device, rope: Rope) -> tuple[Embedding, Head, Stage]:
     """All weights of the pack on one device."""
     spec, ends = pack.spec, Binder(pack, "", device)
     embedding = Embedding(device, embedding_table(pack, device), spec.streams)
     mixer = ends.hyper("output_hc", inject=False)
     head = Head(device.kernels, mixer, (output_matrix(pack, device),), spec.eps)
-    return embedding, head, Stage(device, _bind_layers(pack, device, max_context))
+    return embedding, head, Stage(device, _bind_layers(pack, device, rope))
 
 
-def _bind_layers(pack: Pack, device: Device, max_context: int) -> list[Layer]:
+def _bind_layers(pack: Pack, device: Device, rope: Rope) -> list[Layer]:
     """All layers of the pack on one device."""
     spec, kernels = pack.spec, device.kernels
-    rope = rope_table(spec, max_context, device)
     layers = []
     for i, recurrent in enumerate(spec.recurrent):
         bind = Binder(pack, f"blk.{i}.", device)

@@ -23,6 +23,7 @@ from strata.engine.device.meter import Meter
 from strata.engine.log import log
 from strata.engine.model.model import Model, bind
 from strata.engine.model.rows import Rows
+from strata.engine.model.weights import rope_table
 from strata.engine.model.window import Layout, Windows
 from strata.engine.pack import Pack
 from strata.engine.state.plan import StatePlan
@@ -65,7 +66,7 @@ class Resident:
     ) -> None:
         self.device = device
         meter = Meter(device.sides)
-        bind(pack, meter, max_context)
+        bind(pack, meter, rope_table(pack.spec, max_context, meter))
         StatePool(pack.spec, n_slots, max_context, kv=kv, memory=meter, n_checkpoints=n_checkpoints)
         self.expert_bytes = meter.experts
         self._place_table(meter, table)

@@ -58,6 +58,10 @@ class Binder:
         array: F32 = self._put(np.array(self._pack.array(f"{self._prefix}{name}"), np.float32, order="C"))
         return array
 
+    def vector(self, name: str) -> F32:
+        """A tensor of the block as float32, in its shape."""
+        return self._array(name)
+
     def _put(self, array: npt.NDArray[Any]) -> Array:
         return self._device.put(array)
 

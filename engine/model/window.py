@@ -223,7 +223,7 @@ class Windows:
         kernels.bound = layout.bound
         if layout.steps and layout.recent:
             window_recent(rows.tokens, rows.positions, self._buffers.moduli[:n], own.recent)
-        logits = self._model.compute(rows, self._state, np.arange(n - wanted, n))
+        logits, _ = self._model.compute(rows, self._state, np.arange(n - wanted, n))
         if layout.steps:
             kernels.sample_rows(logits, own.settings, own.seeds, rows.positions, own.recent, ahead=1, out=own.ids)
             window_next(own.ids, rows.tokens, rows.positions, rows.segments)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from strata.engine.pack.errors import PackError, shown
@@ -24,6 +25,11 @@ class Metadata:
     def __init__(self, path: Path, values: Mapping[str, Value]) -> None:
         self.path = path
         self._values = values
+
+    @property
+    def values(self) -> Mapping[str, Value]:
+        """The keys as the file has them, for reading."""
+        return MappingProxyType(dict(self._values))
 
     def __contains__(self, key: str) -> bool:
         return key in self._values

@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -22,8 +21,8 @@ import numpy.typing as npt
 from strata.engine.pack.errors import PackError
 from strata.engine.pack.gguf import Bytes, GgufFile, Value, read_gguf
 from strata.engine.pack.metadata import Metadata
-from strata.engine.pack.spec import ModelSpec, read_spec
-from strata.engine.pack.tensors import fitted_shapes
+from strata.engine.pack.spec import DraftSpec, ModelSpec, read_draft, read_spec
+from strata.engine.pack.tensors import Wanted, draft_tensors, fitted_shapes, wanted_tensors
 from strata.kernels.formats import TensorType, Weight
 
 MAX_SHARDS: Final = 4096
@@ -51,12 +50,17 @@ class Pack(Mapping[str, Tensor]):
     """
 
     def __init__(
-        self, paths: tuple[Path, ...], metadata: Mapping[str, Value], tensors: Mapping[str, Tensor], spec: ModelSpec
+        self,
+        paths: tuple[Path, ...],
+        metadata: Mapping[str, Value],
+        tensors: Mapping[str, Tensor],
+        spec: ModelSpec,
+        wanted: Mapping[str, Wanted] | None = None,
     ) -> None:
         self.paths = paths
         self.metadata = metadata
         self.spec = spec
-        shapes = fitted_shapes(paths[0], spec, tensors)
+        shapes = fitted_shapes(paths[0], wanted_tensors(spec) if wanted is None else wanted, tensors)
         self.extra = tuple(sorted(tensors.keys() - shapes.keys()))
         self._tensors = {
             name: Tensor(name, t.type, shapes.get(name, t.shape), t.data, t.path) for name, t in tensors.items()
@@ -65,6 +69,11 @@ class Pack(Mapping[str, Tensor]):
     @property
     def path(self) -> Path:
         return self.paths[0]
+
+    @property
+    def metadata_of_first(self) -> Metadata:
+        """The same keys, to be read with a type and a range."""
+        return Metadata(self.path, self.metadata)
 
     @property
     def n_bytes(self) -> int:
@@ -104,9 +113,31 @@ class Pack(Mapping[str, Tensor]):
         return values.reshape(t.shape)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftPack:
+    """The draft layer of a model. pack: its tensors, with the model's geometry as `spec`."""
+
+    pack: Pack
+    spec: DraftSpec
+
+
 def open_pack(path: Path | str) -> Pack:
     """Opens and checks a pack by its file, or the first file of a split one. Raises PackError."""
-    files = _open_shards(Path(path))
+    paths, metadata, tensors = _read(Path(path))
+    spec = read_spec(metadata, {name: t.shape for name, t in tensors.items()})
+    return Pack(paths, metadata.values, tensors, spec)
+
+
+def open_draft(trunk: Pack, path: Path | str | None = None) -> DraftPack:
+    """The draft layer for a model: from a file of its own, or from the model's. Raises PackError."""
+    paths, metadata, tensors = _read(Path(path)) if path is not None else (trunk.paths, trunk.metadata_of_first, trunk)
+    draft = read_draft(metadata, {name: t.shape for name, t in tensors.items()}, trunk.spec)
+    return DraftPack(Pack(paths, metadata.values, tensors, trunk.spec, draft_tensors(trunk.spec, draft)), draft)
+
+
+def _read(path: Path) -> tuple[tuple[Path, ...], Metadata, dict[str, Tensor]]:
+    """Paths, metadata of the first file and tensors of a file or a split one."""
+    files = _open_shards(path)
     first = files[0]
     metadata = Metadata(first.path, first.metadata)
     tensors: dict[str, Tensor] = {}
@@ -116,8 +147,7 @@ def open_pack(path: Path | str) -> Pack:
                 raise PackError(file.path, info.name, f"the tensor is also in {tensors[info.name].path.name}")
             data = file.data[info.offset : info.offset + info.n_bytes]
             tensors[info.name] = Tensor(info.name, info.type, info.shape, data, file.path)
-    spec = read_spec(metadata, {name: t.shape for name, t in tensors.items()})
-    return Pack(tuple(file.path for file in files), MappingProxyType(first.metadata), tensors, spec)
+    return tuple(file.path for file in files), metadata, tensors
 
 
 def _open_shards(path: Path) -> list[GgufFile]:

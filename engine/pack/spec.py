@@ -27,6 +27,8 @@ MAX_VOCAB: Final = 1 << 22
 MAX_TABLE_ROWS: Final = 1 << 40
 
 TOKEN_EMBD: Final = "token_embd.weight"
+FIRST_BLOCK: Final = "blk.0.hc_attn_norm.weight"
+"""What every model has and a file of the draft layer alone has not."""
 NGRAM_TABLE: Final = "per_layer_token_embd.weight"
 
 
@@ -139,9 +141,30 @@ def read_spec(meta: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> ModelSpe
     if architecture != ARCHITECTURE:
         raise meta.fail("general.architecture", f"is {shown(architecture)}; only {ARCHITECTURE} is run")
     reader = _Reader(meta, shapes)
-    if reader.integer("nextn_predict_layers", 0, MAX_LAYERS, default=0):
+    if reader.draft_layers and FIRST_BLOCK not in shapes:
         raise reader.fail("nextn_predict_layers", "this file holds a draft layer; give the model itself as pack")
-    return reader.spec()
+    spec = reader.spec()
+    if reader.draft_layers and f"blk.{spec.layers}.nextn.eh_proj.weight" not in shapes:
+        raise reader.fail("nextn_predict_layers", f"is 1, but block {spec.layers} is no draft layer")
+    return spec
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSpec:
+    """The draft layer of a model, which is its attention layer once more. block: its number, behind the model's last ·
+    ratio: tokens of an indexer block, 0 = dense · shared: embedding and output matrix are the model's"""
+
+    block: int
+    ratio: int
+    shared: bool
+
+
+def read_draft(meta: Metadata, shapes: Mapping[str, tuple[int, ...]], trunk: ModelSpec) -> DraftSpec:
+    """The draft layer that a file holds for a model. Raises PackError when it has none, or one for another model."""
+    architecture = meta.text("general.architecture")
+    if architecture != ARCHITECTURE:
+        raise meta.fail("general.architecture", f"is {shown(architecture)}; only {ARCHITECTURE} is run")
+    return _Reader(meta, shapes).draft(trunk)
 
 
 class _Reader:
@@ -160,12 +183,54 @@ class _Reader:
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
         return self.meta.integer(self.key(name), low, high, default)
 
+    @property
+    def draft_layers(self) -> int:
+        """Blocks behind those of the model."""
+        return self.integer("nextn_predict_layers", 0, 1, default=0)
+
+    def draft(self, trunk: ModelSpec) -> DraftSpec:
+        """The draft layer, which must have the model's geometry."""
+        if not self.draft_layers:
+            raise self.fail("nextn_predict_layers", "there is no draft layer in this file")
+        block = self.integer("block_count", 2, MAX_LAYERS) - 1
+        ratios = self.ratios(block + 1)
+        heads, kv_heads, head_dim = self.attention()
+        index_dim = self.integer("attention.indexer.key_length", 1, MAX_HEAD_DIM)
+        own: dict[str, tuple[object, object]] = {
+            "block_count": (block, trunk.layers),
+            "embedding_length": (self.integer("embedding_length", 1, MAX_WIDTH), trunk.hidden),
+            "hyper_connection.count": (self.integer("hyper_connection.count", 2, 64), trunk.streams),
+            "attention.head_count": ((heads, kv_heads, head_dim), (trunk.heads, trunk.kv_heads, trunk.head_dim)),
+            "attention.indexer.key_length": (index_dim, trunk.index_dim),
+            "attention.indexer.head_count": (
+                self.integer("attention.indexer.head_count", 1, MAX_HEADS),
+                trunk.index_heads,
+            ),
+            "attention.indexer.top_k": (self.integer("attention.indexer.top_k", 1, MAX_CONTEXT), trunk.index_budget),
+            "rope.dimension_count": (self.rope(head_dim, index_dim)[0], trunk.rope_dims),
+            "expert_used_count": (self.integer("expert_used_count", 1, MAX_TOP_K), trunk.experts_used),
+        }
+        for name, (given, wanted) in own.items():
+            if given != wanted:
+                raise self.fail(name, f"is {given} for the draft layer, the model has {wanted}")
+        sizes, _ = self.block_sizes((False,), trunk.index_budget, ratios[block:])
+        shared = self.meta.truth(self.key("nextn_shared_target_tensors"), TOKEN_EMBD not in self.shapes)
+        return DraftSpec(block, sizes[0], shared or TOKEN_EMBD not in self.shapes)
+
+    def ratios(self, n: int) -> tuple[int, ...]:
+        """Block sizes as the file has them, for n blocks."""
+        name = "attention.compress_ratios"
+        if self.key(name) not in self.meta:
+            return (0,) * n
+        return self.meta.integers(self.key(name), n, n, 0, 1 << 31)
+
     def spec(self) -> ModelSpec:
         hidden = self.integer("embedding_length", 1, MAX_WIDTH)
-        layers = self.integer("block_count", 1, MAX_LAYERS)
+        blocks = self.integer("block_count", 1 + self.draft_layers, MAX_LAYERS)
+        layers = blocks - self.draft_layers
         recurrent = self.layer_kinds(layers)
         budget = self.integer("attention.indexer.top_k", 1, MAX_CONTEXT)
-        ratios, warnings = self.block_sizes(recurrent, budget)
+        ratios, warnings = self.block_sizes(recurrent, budget, self.ratios(blocks)[:layers])
         heads, kv_heads, head_dim = self.attention()
         index_dim = self.integer("attention.indexer.key_length", 1, MAX_HEAD_DIM)
         rope_dims, rope_sections = self.rope(head_dim, index_dim)
@@ -208,16 +273,16 @@ class _Reader:
 
     def layer_kinds(self, layers: int) -> tuple[bool, ...]:
         if self.key("attention.recurrent_layers") in self.meta:
-            return self.meta.truths(self.key("attention.recurrent_layers"), layers)
+            blocks = layers + self.draft_layers
+            return self.meta.truths(self.key("attention.recurrent_layers"), blocks)[:layers]
         interval = self.integer("full_attention_interval", 1, MAX_LAYERS)
         return tuple((layer + 1) % interval != 0 for layer in range(layers))
 
-    def block_sizes(self, recurrent: tuple[bool, ...], budget: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    def block_sizes(
+        self, recurrent: tuple[bool, ...], budget: int, ratios: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Block size of every layer, and the warning about attention layers that have none."""
         name = "attention.compress_ratios"
-        ratios = (0,) * len(recurrent)
-        if self.key(name) in self.meta:
-            ratios = self.meta.integers(self.key(name), len(recurrent), len(recurrent), 0, 1 << 31)
         sizes = tuple(0 if is_recurrent else r for is_recurrent, r in zip(recurrent, ratios, strict=True))
         for layer, r in enumerate(sizes):
             if r and PAGE % r:

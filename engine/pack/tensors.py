@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from strata.engine.pack.errors import PackError
-from strata.engine.pack.spec import NGRAM_TABLE, TOKEN_EMBD, ModelSpec
+from strata.engine.pack.spec import NGRAM_TABLE, TOKEN_EMBD, DraftSpec, ModelSpec
 from strata.kernels.formats import TensorType
 
 
@@ -48,13 +48,32 @@ def wanted_tensors(spec: ModelSpec) -> dict[str, Wanted]:
     return wanted
 
 
-def fitted_shapes(path: Path, spec: ModelSpec, held: Mapping[str, _Held]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the model's tensors after checking that each is there, fits the metadata and has a usable type.
+def draft_tensors(spec: ModelSpec, draft: DraftSpec) -> dict[str, Wanted]:
+    """Every tensor that the draft layer of a model reads from its own block."""
+    h = spec.hidden
+    part = _attention(spec) | _hyper(spec, "hc_attn") | _hyper(spec, "hc_ffn") | _moe(spec)
+    part |= _hyper(spec, "nextn.hc_head")
+    del part["nextn.hc_head_inject.weight"]
+    part |= {
+        "nextn.eh_proj.weight": Wanted((h, 2 * h)),
+        "nextn.enorm.weight": Wanted((h,), small=True),
+        "nextn.hnorm.weight": Wanted((spec.wide,), small=True),
+    }
+    wanted = {f"blk.{draft.block}.{name}": tensor for name, tensor in part.items()}
+    if not draft.shared:
+        wanted |= {name: Wanted((spec.vocab, h)) for name in (TOKEN_EMBD, "output.weight")}
+    return wanted
+
+
+def fitted_shapes(
+    path: Path, wanted_by_name: Mapping[str, Wanted], held: Mapping[str, _Held]
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the wanted tensors after checking that each is there, fits the metadata and has a usable type.
 
     A matrix of one row may be stored as a vector: its shape comes back as that of the matrix. Raises PackError.
     """
     shapes = {}
-    for name, wanted in wanted_tensors(spec).items():
+    for name, wanted in wanted_by_name.items():
         tensor = held.get(name)
         if tensor is None:
             raise PackError(path, name, "the tensor is missing")

@@ -99,11 +99,11 @@ WRONG_SPEC = {
         "has 1025 elements, not 1 to 1024",
     ),
     "absurd context": ("context_length", "u64", HUGE, "outside 1 to"),
-    "draft layer as the model": (
+    "a draft layer that is not there": (
         "nextn_predict_layers",
         "u32",
         1,
-        "holds a draft layer; give the model itself",
+        "block 5 is no draft layer",
     ),
 }
 
