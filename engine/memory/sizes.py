@@ -1,0 +1,101 @@
+"""What a model takes, from the header of its file alone: figures that the planners start from.
+
+Units    bytes as they lie on a device, alignment included
+Errors   none: a pack that opened has all tensors that are counted here
+Cost     a look at each tensor's directory entry; no tensor is read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from strata.engine.device.arena import padded
+from strata.engine.pack import ModelSpec
+from strata.engine.pack.spec import NGRAM_TABLE
+from strata.engine.pack.tensors import Wanted, wanted_tensors
+from strata.kernels.formats import TensorType
+
+HEAD: Final = "output.weight"
+EXPERTS: Final = ("ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight")
+GATES: Final = ("_inject.weight", "ssm_beta.weight", "ssm_alpha.weight")
+"""Matrices of a few rows that are held as float32 (engine/model/weights.py)."""
+_FLOAT: Final = 4
+
+
+class Held(Protocol):
+    """A tensor's directory entry."""
+
+    @property
+    def type(self) -> TensorType: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def data(self) -> npt.NDArray[np.uint8]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Bytes of the parts of a model.
+
+    dense      everything that is always on the device: no experts, no head, no n-gram table, no rope
+    head       the output matrix
+    table      the n-gram table, 0 without one
+    experts    per layer: one expert, its three matrices together
+    per_layer  experts of a layer
+    """
+
+    dense: int
+    head: int
+    table: int
+    experts: tuple[int, ...]
+    per_layer: int
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest expert."""
+        return max(self.experts)
+
+    @property
+    def pairs(self) -> int:
+        """(layer, expert) pairs."""
+        return len(self.experts) * self.per_layer
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of all experts."""
+        return self.per_layer * sum(self.experts)
+
+
+def model_sizes(spec: ModelSpec, held: Mapping[str, Held]) -> ModelSizes:
+    """The parts of a pack."""
+    experts = tuple(
+        sum(padded(held[f"blk.{layer}.{name}"].data.size // spec.experts) for name in EXPERTS)
+        for layer in range(spec.layers)
+    )
+    wanted = wanted_tensors(spec)
+    apart = {HEAD, NGRAM_TABLE} | {name for name in wanted if name.endswith(EXPERTS)}
+    dense = bound_bytes({name: tensor for name, tensor in wanted.items() if name not in apart}, held)
+    if spec.ple is not None:
+        dense += sum(padded(8 * n) for n in (len(spec.ple.multipliers), spec.ple.heads, spec.ple.heads))
+    table = padded(held[NGRAM_TABLE].data.size) if spec.ple else 0
+    return ModelSizes(dense, padded(held[HEAD].data.size), table, experts, spec.experts)
+
+
+def bound_bytes(wanted: Mapping[str, Wanted], held: Mapping[str, Held]) -> int:
+    """Bytes of tensors on a device: matrices as the file has them, small ones and gates as float32."""
+    return sum(_bound(name, tensor.small, held[name]) for name, tensor in wanted.items())
+
+
+def rope_bytes(spec: ModelSpec, max_context: int) -> int:
+    """Cosines and sines of all positions."""
+    return 2 * padded(max_context * (spec.rope_dims // 2) * _FLOAT)
+
+
+def _bound(name: str, small: bool, tensor: Held) -> int:
+    as_float = small or (name.endswith(GATES) and not tensor.type.is_float)
+    return padded(int(np.prod(tensor.shape)) * _FLOAT if as_float else tensor.data.size)

@@ -1,0 +1,208 @@
+"""A pack of the full size as a header over a hole, and a card that only counts."""
+
+from __future__ import annotations
+
+import importlib.util
+import mmap
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from strata.engine.device.cuda import CudaDevice
+from strata.engine.device.meter import Meter
+from strata.engine.model.model import Model, bind
+from strata.engine.model.rows import Rows
+from strata.engine.model.weights import rope_table
+from strata.engine.model.window import Layout, Windows
+from strata.engine.pack import Pack
+from strata.engine.state.slots import StatePool
+from strata.kernels.cuda import card, compile
+from strata.kernels.cuda.card import Card
+from strata.kernels.cuda.sample import MAX_RECENT
+
+HEADERS = Path(__file__).resolve().parents[1] / "pack" / "conftest.py"
+NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named since Python 3.13; the value is Linux's
+H100, LAPTOP = Card(90, 132, 227 << 10, 228 << 10), Card(120, 26, 99 << 10, 100 << 10)
+
+
+def _headers() -> ModuleType:
+    name = "strata_test_headers"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, HEADERS)
+        assert spec and spec.loader
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+SCALARS = """
+block_count=48 context_length=262144 embedding_length=2560 attention.head_count=24 attention.head_count_kv=2
+attention.key_length=256 attention.value_length=256 rope.dimension_count=64 expert_count=512 expert_used_count=10
+expert_feed_forward_length=640 expert_shared_feed_forward_length=640 ssm.conv_kernel=4 ssm.state_size=128
+ssm.group_count=16 ssm.time_step_rank=48 ssm.inner_size=6144 full_attention_interval=4 hyper_connection.count=4
+hyper_connection.low_rank=320 attention.indexer.head_count=4 attention.indexer.key_length=128
+attention.indexer.top_k=2048 ple.ngram_size=3 ple.heads_per_ngram=8 ple.conv_kernel=4 ple.eos_token_id=248044
+embedding_length_per_layer_input=160
+"""
+"""The published geometry."""
+LAYERS, EXPERTS, HIDDEN, WIDE, VOCAB, RANK, INTER = 48, 512, 2560, 10240, 248_320, 320, 640
+FLOATS = ("norm.weight", "_norm_key.weight", "ssm_a", "ssm_dt.bias", "conv1d.weight", "_conv.weight", "_query.weight")
+
+
+def write_full_pack(path: Path, experts: str = "IQ3_S", down: str = "IQ4_NL", dense: str = "Q6_K") -> Path:
+    """A file of the real geometry whose tensors are a hole: 60 GB that take some kilobytes of disk."""
+    header = _headers().Header()
+    put = lambda key, kind, content: header.set(f"qwen4exp.{key}", kind, content)  # noqa: E731
+    header.set("general.architecture", "string", "qwen4exp")
+    header.set("tokenizer.ggml.eos_token_id", "u32", 248046)
+    for pair in SCALARS.split():
+        key, _, number = pair.partition("=")
+        put(key, "u32", int(number))
+    put("attention.layer_norm_rms_epsilon", "f32", 1e-6)
+    put("rope.freq_base", "f32", 1e7)
+    put("rope.dimension_sections", "array", ("i32", [11, 11, 10, 0]))
+    put("attention.compress_ratios", "array", ("i32", [4 if i % 4 == 3 else 0 for i in range(LAYERS)]))
+    put("ple.layers", "array", ("i32", [1]))
+    heads = 20011 + 2 * np.arange(16)
+    put("ple.layer_multipliers", "array", ("u64", [3, 5, 7]))
+    put("ple.head_vocab_sizes", "array", ("u64", heads.tolist()))
+    put("ple.head_offsets", "array", ("u64", [0, *np.cumsum(heads)[:-1].tolist()]))
+    add = lambda name, shape, kind: header.add(name, shape, "F32" if name.endswith(FLOATS) else kind)  # noqa: E731
+    add("token_embd.weight", (VOCAB, HIDDEN), "Q8_0")
+    add("output.weight", (VOCAB, HIDDEN), "Q5_K")
+    _hyper(add, "output_hc", dense, inject=False)
+    for i in range(LAYERS):
+        _layer(lambda name, shape, kind, i=i: add(f"blk.{i}.{name}", shape, kind), i, experts, down, dense)
+    add("per_layer_token_embd.weight", (int(heads.sum()), 160), "IQ4_NL")
+    return header.write(path)
+
+
+def _hyper(add: Callable[..., None], prefix: str, dense: str, inject: bool = True) -> None:
+    add(f"{prefix}_norm.weight", (WIDE,), "F32")
+    add(f"{prefix}_down.weight", (RANK, WIDE), dense)
+    add(f"{prefix}_up.weight", (WIDE, RANK), "Q8_0")
+    if inject:
+        add(f"{prefix}_inject.weight", (4, WIDE), dense)
+
+
+def _layer(add: Callable[..., None], i: int, experts: str, down: str, dense: str) -> None:
+    for part in ("attn", "ffn"):
+        _hyper(add, f"hc_{part}", dense)
+    if i % 4 == 3:
+        for name, rows in (("q", 12288), ("k", 512), ("v", 512)):
+            add(f"attn_{name}.weight", (rows, HIDDEN), dense)
+        add("attn_output.weight", (HIDDEN, 6144), dense)
+        for name, width in (("attn_q", 256), ("attn_k", 256), ("indexer.q", 128), ("indexer.k", 128)):
+            add(f"{name}_norm.weight", (width,), "F32")
+        add("indexer.q_proj.weight", (512, HIDDEN), "BF16")
+        add("indexer.k_proj.weight", (128, HIDDEN), "BF16")
+    else:
+        for name, rows in (("attn_qkv", 10240), ("attn_gate", 6144), ("ssm_beta", 48), ("ssm_alpha", 48)):
+            add(f"{name}.weight", (rows, HIDDEN), dense)
+        add("ssm_a", (48,), "F32")
+        add("ssm_dt.bias", (48,), "F32")
+        add("ssm_conv1d.weight", (10240, 4), "F32")
+        add("ssm_norm.weight", (128,), "F32")
+        add("ssm_out.weight", (HIDDEN, 6144), dense)
+    if i == 1:
+        add("ple_key.weight", (WIDE, HIDDEN), dense)
+        add("ple_value.weight", (HIDDEN, HIDDEN), dense)
+        for name in ("key", "query", "conv"):
+            add(f"ple_norm_{name}.weight", (WIDE,), "F32")
+        add("ple_conv1d.weight", (WIDE, 4), "F16")
+    add("ffn_gate_inp.weight", (EXPERTS, HIDDEN), "F32")
+    add("ffn_gate_inp_shexp.weight", (1, HIDDEN), "F32")
+    for name, shape in (("gate", (INTER, HIDDEN)), ("up", (INTER, HIDDEN)), ("down", (HIDDEN, INTER))):
+        add(f"ffn_{name}_exps.weight", (EXPERTS, *shape), down if name == "down" else experts)
+        add(f"ffn_{name}_shexp.weight", shape, "Q8_0")
+
+
+@pytest.fixture(scope="session")
+def full_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack of the published geometry, 61.8 GB long."""
+    return write_full_pack(tmp_path_factory.mktemp("full") / "full.gguf")
+
+
+class _Event:
+    def record(self) -> None: ...
+    def wait(self) -> None: ...
+
+
+class CountingDriver:
+    """A card of 96 GiB whose memory is only addresses: nothing is copied, no kernel runs."""
+
+    name = "counting card"
+
+    def memory(self) -> tuple[int, int]:
+        return 96 << 30, 96 << 30
+
+    def allocate(self, n_bytes: int) -> np.ndarray:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
+        return np.frombuffer(mmap.mmap(-1, n_bytes + mmap.PAGESIZE, flags=flags), np.uint8)[:n_bytes]
+
+    pinned = allocate
+
+    def event(self) -> _Event:
+        return _Event()
+
+    def mapped(self, host: np.ndarray) -> np.ndarray:
+        return host
+
+    def downloader(self, *_: Any) -> Callable[[], None]:
+        return lambda: None
+
+    def _nothing(self, *_: Any) -> None: ...
+
+    upload = download = copy = zero = synchronize = _nothing
+
+
+@contextmanager
+def _figures(figures: Card) -> Iterator[None]:
+    with mock.patch.object(card, "card", lambda: figures), compile.collecting():
+        yield
+
+
+@pytest.fixture
+def counted() -> Callable[..., dict[int, int]]:
+    """counted(pack, context, chunks, kv=.., figures=..) -> bytes of the workspace that the kernels' wrappers really
+    take for chunks of so many rows; 0 rows: for windows."""
+
+    def count(pack: Pack, context: int, chunks: list[int], kv: str = "fp32", figures: Card = H100) -> dict[int, int]:
+        device, meter = CudaDevice(driver=CountingDriver()), Meter(2)
+        bind(pack, meter, rope_table(pack.spec, context, meter))
+        StatePool(pack.spec, 1, context, kv=kv, memory=meter)
+        device.open("weights", meter.weights + meter.table_bytes, "")
+        device.open("state", meter.state, "")
+        model = Model(pack, device, context)
+        state = model.new_state(1, kv)
+        windows, found = Windows(model, state, device, 8), {}
+        for chunk in chunks:
+            state.reserve(0, max(chunk, 1))
+            with _figures(figures):
+                assert device.fit(lambda n=chunk: _pass(device, model, state, windows, n), 0)
+            state.reset(0)
+            found[chunk] = device.workspace_bytes
+        return found
+
+    return count
+
+
+def _pass(device: CudaDevice, model: Model, state: StatePool, windows: Windows, n: int) -> None:
+    if not n:
+        windows.rehearse(Layout(8, 8, 8, MAX_RECENT))
+        return
+    device.expect(None)
+    rows = Rows.of([(0, 0, np.zeros(n, np.int32))])
+    model.compute(state.located(rows).placed(device), state, np.arange(n - 1, n))
+
+
+@pytest.fixture
+def cards() -> SimpleNamespace:
+    return SimpleNamespace(h100=H100, laptop=LAPTOP)

@@ -1,0 +1,68 @@
+"""The head alias: when it is refused, and that the head comes back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata.engine.device.arena import MIB
+from strata.engine.memory.alias import AliasConditions, exchanges, refusal, trial_shrink
+
+GOOD = AliasConditions(serve=True, short_read=0, mtp=True, profile=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"serve": False}, "needs --serve: head and prompt buffers change places between a request's read"),
+        ({"cards": 2}, "works on one card"),
+        ({"stages": 2}, "works on one card"),
+        ({"helpers": True}, "works on one card"),
+        ({"batch": 2}, "excludes --batch 2: slots decode while a prompt is read and need the head"),
+        ({"pipeline_windows": 1}, "excludes --pipeline-windows 1: windows in flight hold the head"),
+        ({"short_read": 64}, "excludes --short-read 64: short reads run through decode windows"),
+        ({"expert_cache": 2}, "excludes --expert-cache 2: the plan sizes the cache itself"),
+        ({"mtp": False}, "needs --mtp: the draft layer keeps a copy"),
+        ({"head": False}, "needs a native output head"),
+        ({"borrow": False}, "excludes --no-prefill-borrow"),
+        ({"profile": False}, "needs --expert-profile"),
+    ],
+)
+def test_a_plan_that_would_lose_the_head_is_refused_with_its_reason_and_a_remedy(changed, reason):
+    text = refusal(replace(GOOD, **changed))
+    assert text is not None and text.startswith(f"--prefill-head-alias: {reason}")
+    assert "; " in text and "\n" not in text and len(text) < 200
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"expert_cache": 0}, {"expert_cache": 1}, {"expert_cache": 1, "profile": False}, {"batch": 1}, {"batch": 0}],
+)
+def test_what_the_table_allows_is_not_refused(changed):
+    assert refusal(replace(GOOD, **changed)) is None
+
+
+def test_the_default_of_short_reads_is_among_the_refusals():
+    assert "--short-read 64" in str(refusal(AliasConditions(serve=True, mtp=True, profile=True)))
+
+
+def test_the_first_reason_of_the_table_is_the_one_that_is_said():
+    assert "--serve" in str(refusal(AliasConditions(cards=2, batch=4)))
+    assert "--batch 4" in str(refusal(AliasConditions(serve=True, batch=4, short_read=64)))
+
+
+@given(st.integers(0, 3000), st.integers(0, 3000), st.integers(1, 5000))
+def test_the_head_fits_after_the_trial_has_shrunk_the_cache(head, free, blob_kib):
+    blob = blob_kib * 1024
+    n = trial_shrink(head * MIB, free * MIB, blob)
+    assert free * MIB + n * blob >= head * MIB
+    assert n == 0 or free * MIB + (n - 1) * blob < head * MIB
+
+
+def test_a_head_that_the_reserve_cannot_take_back_stays_where_it_is():
+    assert exchanges(417 * MIB, 590 * MIB)
+    assert exchanges(417 * MIB, 417 * MIB)
+    assert not exchanges(417 * MIB, 416 * MIB)

@@ -1,0 +1,72 @@
+"""Sizes from a header and prices of chunks: a figure below what is really taken would end a start half way."""
+
+from __future__ import annotations
+
+import pytest
+
+from strata.engine.device.arena import MIB
+from strata.engine.device.meter import Meter
+from strata.engine.memory.price import Price, prompt_shape
+from strata.engine.memory.sizes import model_sizes, rope_bytes
+from strata.engine.model.model import bind
+from strata.engine.model.weights import rope_table
+from strata.engine.pack import Pack, open_pack
+
+SMALL = ("tiny-q8_0", "tiny-q2_0", "tiny-q4_k_m", "tiny-iq3_xxs", "tiny-bf16", "odd-f32", "odd-q2_0")
+
+
+def price_of(pack: Pack, context: int) -> Price:
+    return Price(prompt_shape(pack.spec, {name: pack[name].type for name in pack}, context))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_no_weight_is_left_out_of_the_sizes(packs, name):
+    pack, meter = open_pack(packs[name]), Meter(2)
+    bind(pack, meter, rope_table(pack.spec, 1000, meter))
+    sizes = model_sizes(pack.spec, pack)
+    stacks = sum(
+        -(-pack[f"blk.{i}.ffn_{p}_exps.weight"].data.size // 256) * 256
+        for i in range(pack.spec.layers)
+        for p in ("gate", "up", "down")
+    )
+    assert sizes.dense + sizes.head + rope_bytes(pack.spec, 1000) + stacks == meter.weights
+    assert sizes.table == meter.table_bytes
+    assert sizes.expert_bytes >= meter.experts  # each expert in lines of its own
+    assert sizes.pairs == pack.spec.layers * pack.spec.experts
+
+
+def test_the_full_size_is_that_of_the_published_model(full_pack):
+    pack = open_pack(full_pack)
+    sizes = model_sizes(pack.spec, pack)
+    assert sizes.pairs == 24_576
+    assert 416 * MIB < sizes.head < 418 * MIB
+    assert sizes.largest == min(sizes.experts) == 2_329_600
+    assert full_pack.stat().st_size > 61e9 > 1e9 > full_pack.stat().st_blocks * 512
+
+
+@pytest.mark.parametrize("context", [32_768, 262_144, 1000])
+def test_a_chunk_of_the_full_size_never_takes_more_than_its_price(full_pack, counted, cards, context):
+    pack = open_pack(full_pack)
+    price = price_of(pack, context)
+    chunks = [n for n in (32, 200, 256, 512, 768, 1024, 2048, 4096, 8192) if n <= context]
+    for figures in (cards.h100, cards.laptop):
+        for chunk, taken in counted(pack, context, [0, *chunks], figures=figures).items():
+            mine = price(chunk) if chunk else price.windows
+            assert taken <= mine <= max(1.01 * taken + 2 * MIB, price.windows)
+        assert price.windows < 30 * MIB
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_chunk_never_takes_more_than_its_price(packs, counted, name):
+    pack = open_pack(packs[name])
+    price = price_of(pack, 1000)
+    for chunk, taken in counted(pack, 1000, [0, 17, 64, 256, 1000]).items():
+        mine = price(chunk) if chunk else price.windows
+        assert taken <= mine <= max(1.1 * taken, price.windows)
+
+
+def test_a_longer_chunk_never_costs_less(full_pack):
+    price = price_of(open_pack(full_pack), 262_144)
+    prices = [price(n) for n in (1, 16, 32, 100, *range(256, 8193, 256))]
+    assert prices == sorted(prices)
+    assert price(8192) < 3 << 30
