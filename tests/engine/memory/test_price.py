@@ -52,7 +52,7 @@ def test_a_chunk_of_the_full_size_never_takes_more_than_its_price(full_pack, cou
     for figures in (cards.h100, cards.laptop):
         for chunk, taken in counted(pack, context, [0, *chunks], figures=figures).items():
             mine = price(chunk) if chunk else price.windows
-            assert taken <= mine <= max(1.01 * taken + 2 * MIB, price.windows)
+            assert taken <= mine <= max(1.02 * taken + 4 * MIB, price.windows)
         assert price.windows < 30 * MIB
 
 
@@ -62,7 +62,7 @@ def test_a_chunk_never_takes_more_than_its_price(packs, counted, name):
     price = price_of(pack, 1000)
     for chunk, taken in counted(pack, 1000, [0, 17, 64, 256, 1000]).items():
         mine = price(chunk) if chunk else price.windows
-        assert taken <= mine <= max(1.1 * taken, price.windows)
+        assert taken <= mine <= max(1.25 * taken, price.windows)
 
 
 def test_a_longer_chunk_never_costs_less(full_pack):
