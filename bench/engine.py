@@ -1,19 +1,23 @@
 """`strata-bench engine`: prompt and decode rates of an engine over stdin.
 
 Each test is run once to warm up and then `--runs` times. `pp N` reads N random ids and generates one token; `tg N`
-reads one id and generates N tokens greedily; `tg N @ D` does so after a prompt of D tokens.
+reads one id and generates N tokens greedily; `tg N @ D` does so after a prompt of D tokens. `pp N @ D` reads N ids
+behind D that the session holds; its runs follow each other, so each is N tokens deeper than the one before.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from strata.bench.engine_process import EngineProcess, Generation, engine_command, pack_argument
+from strata.bench.engine_process import EngineFailed, EngineProcess, Generation, engine_command, pack_argument
 from strata.bench.report import Record, Report, pack_facts, show
 
 FIRST_PLAIN_ID = 32
@@ -32,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-d", "--depth", type=int, nargs="*", default=[0], metavar="N", help="prompt before generating (0)"
     )
+    parser.add_argument(
+        "--prompt-at", type=int, nargs="*", default=[], metavar="D", help="also read each prompt behind D held tokens"
+    )
     parser.add_argument("-r", "--runs", type=int, default=3, help="measured runs of each test (3)")
     parser.add_argument(
         "--target",
@@ -44,11 +51,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="everything after it goes to the engine")
 
 
-def plan(prompts: list[int], generate: list[int], depths: list[int]) -> list[tuple[str, int, int]]:
-    """(name, prompt tokens, tokens to generate) of every test."""
-    out = [(f"pp {n}", n, 1) for n in prompts]
-    out += [(f"tg {n}" + (f" @ {d}" if d else ""), max(d, 1), n) for d in depths for n in generate]
-    return out
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Tokens held before · tokens of the prompt · tokens to generate."""
+
+    name: str
+    held: int
+    prompt: int
+    generate: int
+
+    def rate(self, g: Generation) -> float:
+        """Tokens per second of what the test is about."""
+        return g.prompt_tok_s if self.name.startswith("pp") else g.decode_tok_s
+
+
+def plan(prompts: list[int], generate: list[int], depths: list[int], prompts_at: list[int] | None = None) -> list[Case]:
+    """Every test, in the order of the table."""
+    out = [Case(f"pp {n}", 0, n, 1) for n in prompts]
+    out += [Case(f"tg {n}" + (f" @ {d}" if d else ""), 0, max(d, 1), n) for d in depths for n in generate]
+    return out + [Case(f"pp {n} @ {d}", d, n, 1) for d in prompts_at or () for n in prompts]
 
 
 def random_ids(n: int, vocab: int, seed: int) -> list[int]:
@@ -56,15 +77,11 @@ def random_ids(n: int, vocab: int, seed: int) -> list[int]:
     return [rng.randrange(min(FIRST_PLAIN_ID, vocab - 1), vocab) for _ in range(n)]
 
 
-def rate(name: str, g: Generation) -> float:
-    return g.prompt_tok_s if name.startswith("pp") else g.decode_tok_s
-
-
 def run(args: argparse.Namespace, console: Console) -> int:
     if args.runs < 1:
         console.print("--runs: at least 1")
         return 2
-    todo = plan(args.prompt, args.generate, args.depth)
+    todo = plan(args.prompt, args.generate, args.depth, args.prompt_at)
     if not todo:
         console.print("nothing to measure: give --prompt or --generate a length")
         return 2
@@ -76,26 +93,20 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def measure(args: argparse.Namespace, todo: list[tuple[str, int, int]], console: Console) -> Report:
-    """Runs the tests, interleaved, so that a slow minute of the machine meets all of them."""
-    context = max(p + g for _, p, g in todo) + 8
-    argv = [*engine_command(args.exe), *pack_argument(args.pack), "--device", args.device]
-    argv += ["--max-context", str(max(context, 512)), "--eos-ids", "none"]
-    if args.threads:
-        argv += ["--threads", str(args.threads)]
-    values: dict[str, list[float]] = {name: [] for name, _, _ in todo}
-    with EngineProcess([*argv, *args.extra]) as engine:
+def measure(args: argparse.Namespace, todo: list[Case], console: Console) -> Report:
+    """Runs the tests, interleaved, so that a slow minute of the machine meets all of them; those behind held tokens are
+    run last, one after the other, since each goes on in the session of its own."""
+    values: dict[str, list[float]] = {test.name: [] for test in todo}
+    with EngineProcess(command(args, todo)) as engine:
         vocab = int(engine.info.get("vocab", FIRST_PLAIN_ID))
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task("warming up", total=len(todo) * (args.runs + 1))
-            for i in range(args.runs + 1):
-                for name, prompt, generate in todo:
-                    bar.update(task, description=f"{name}, run {i} of {args.runs}" if i else f"{name}, warming up")
-                    g = engine.generate(random_ids(prompt, vocab, seed=i * 1000 + prompt), generate)
-                    if i:
-                        values[name].append(rate(name, g))
-                    bar.advance(task)
+            for i, test, g in chain(fresh(engine, todo, args.runs, vocab), behind(engine, todo, args.runs, vocab)):
+                bar.update(task, description=f"{test.name}, run {i} of {args.runs}")
+                if i:
+                    values[test.name].append(test.rate(g))
+                bar.advance(task)
         flags = {
             "device": args.device,
             "threads": args.threads,
@@ -103,6 +114,47 @@ def measure(args: argparse.Namespace, todo: list[tuple[str, int, int]], console:
             "start_s": round(engine.start_s, 2),
         }
     targets = {test: name for name, _, test in (word.partition("=") for word in args.target)}
-    records = [Record.of(name, "tok/s", values[name], targets.get(name, "")) for name, _, _ in todo]
+    records = [Record.of(test.name, "tok/s", values[test.name], targets.get(test.name, "")) for test in todo]
     records.append(Record.of("start to READY", "s", [engine.start_s], targets.get("start", "")))
     return Report(tool="strata-bench engine", records=records, flags=flags, pack=pack_facts(args.pack))
+
+
+def command(args: argparse.Namespace, todo: list[Case]) -> list[str]:
+    """The engine with room for the longest test."""
+    runs = args.runs + 1
+    context = max(t.prompt + t.generate + (t.held + runs * t.prompt if t.held else 0) for t in todo) + 8
+    argv = [*engine_command(args.exe), *pack_argument(args.pack), "--device", args.device]
+    argv += ["--max-context", str(max(context, 512)), "--eos-ids", "none"]
+    if args.threads:
+        argv += ["--threads", str(args.threads)]
+    if any(t.held for t in todo):
+        argv += ["--prompt-cache", "1"]  # the session goes on; no prompt begins like another
+    return [*argv, *args.extra]
+
+
+def fresh(engine: EngineProcess, todo: list[Case], runs: int, vocab: int) -> Iterator[tuple[int, Case, Generation]]:
+    """(run, test, what came of it); run 0 warms up."""
+    for i in range(runs + 1):
+        for test in todo:
+            if not test.held:
+                yield (
+                    i,
+                    test,
+                    engine.generate(random_ids(test.prompt, vocab, seed=i * 1000 + test.prompt), test.generate),
+                )
+
+
+def behind(engine: EngineProcess, todo: list[Case], runs: int, vocab: int) -> Iterator[tuple[int, Case, Generation]]:
+    """The tests whose prompts follow tokens that the session holds. Raises EngineFailed when it does not hold them."""
+    for test in todo:
+        if not test.held:
+            continue
+        ids = random_ids(test.held, vocab, seed=test.held)
+        engine.generate(ids, 1)
+        for i in range(runs + 1):
+            more = random_ids(test.prompt, vocab, seed=i * 1000 + test.prompt)
+            ids = [*ids, *more]
+            g = engine.generate(ids, 1)
+            if g.done.prompt_read != len(more):
+                raise EngineFailed(f"{test.name}: the engine read {g.done.prompt_read} tokens again, not {len(more)}")
+            yield i, test, g

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from strata.bench.engine import plan, random_ids, rate
+from strata.bench.engine import plan, random_ids
 from strata.bench.engine_process import EngineProcess, engine_command, pack_argument
 from strata.bench.report import Record, Report, Summary, pack_facts, show
 
@@ -41,8 +41,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
         console.print("--runs, --prompt, --generate and --threads: at least 1 each")
         return 2
     todo = plan([args.prompt], [args.generate], [0])
-    ours: dict[str, list[float]] = {name: [] for name, _, _ in todo}
-    theirs: dict[str, list[float]] = {name: [] for name, _, _ in todo}
+    ours: dict[str, list[float]] = {test.name: [] for test in todo}
+    theirs: dict[str, list[float]] = {test.name: [] for test in todo}
     argv = [*engine_command(args.exe), *pack_argument(args.pack), "--device", args.device]
     argv += [
         "--threads",
@@ -55,13 +55,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
     with EngineProcess(argv) as engine:
         vocab = int(engine.info.get("vocab", 64))
         for i in range(args.runs + 1):
-            for name, prompt, generate in todo:
-                console.print(f"run {i} of {args.runs}: {name}" if i else f"warming up: {name}")
-                g = engine.generate(random_ids(prompt, vocab, seed=i), generate)
+            for test in todo:
+                console.print(f"run {i} of {args.runs}: {test.name}" if i else f"warming up: {test.name}")
+                g = engine.generate(random_ids(test.prompt, vocab, seed=i), test.generate)
                 if i:
-                    ours[name].append(rate(name, g))
-                    theirs[name].append(_llama_bench(args, prompt if name.startswith("pp") else 0, generate))
-    records = [_beside(Record.of(name, "tok/s", ours[name], args.target), theirs[name]) for name, _, _ in todo]
+                    ours[test.name].append(test.rate(g))
+                    reads = test.prompt if test.name.startswith("pp") else 0
+                    theirs[test.name].append(_llama_bench(args, reads, test.generate))
+    records = [_beside(Record.of(name, "tok/s", ours[name], args.target), theirs[name]) for name in ours]
     flags = {"device": args.device, "threads": args.threads, "start_s": round(engine.start_s, 2)}
     report = Report(tool="strata-bench peers", records=records, flags=flags, pack=pack_facts(args.pack))
     show(report, console)

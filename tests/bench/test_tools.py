@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 
 from strata.bench.__main__ import main
-from strata.bench.engine import plan, random_ids
+from strata.bench.engine import Case, plan, random_ids
 from strata.bench.engine_process import EngineFailed, EngineProcess, engine_command, pack_argument
 
 
 def test_every_length_is_measured_once():
-    assert plan([512], [64], [0, 100]) == [("pp 512", 512, 1), ("tg 64", 1, 64), ("tg 64 @ 100", 100, 64)]
+    assert plan([512], [64], [0, 100], [700]) == [
+        Case("pp 512", 0, 512, 1),
+        Case("tg 64", 0, 1, 64),
+        Case("tg 64 @ 100", 0, 100, 64),
+        Case("pp 512 @ 700", 700, 512, 1),
+    ]
 
 
 def test_random_prompts_stay_in_the_vocabulary_and_repeat():
@@ -26,27 +31,11 @@ def test_random_prompts_stay_in_the_vocabulary_and_repeat():
 
 def test_engine_bench_writes_rates_of_the_real_engine(packs, tmp_path: Path):
     out = tmp_path / "r.json"
-    argv = [
-        "engine",
-        "--pack",
-        str(packs["odd-q8_0"]),
-        "-p",
-        "16",
-        "-n",
-        "4",
-        "-d",
-        "0",
-        "8",
-        "-r",
-        "2",
-        "--target",
-        "P4=pp 16",
-        "--json",
-        str(out),
-    ]
+    work = "-p 16 -n 4 -d 0 8 --prompt-at 40 -r 2".split()
+    argv = ["engine", "--pack", str(packs["odd-q8_0"]), *work, "--target", "P4=pp 16", "--json", str(out)]
     assert main(argv) == 0
     figures = json.loads(out.read_text())
-    assert [r["work"] for r in figures["records"]] == ["pp 16", "tg 4", "tg 4 @ 8", "start to READY"]
+    assert [r["work"] for r in figures["records"]] == ["pp 16", "tg 4", "tg 4 @ 8", "pp 16 @ 40", "start to READY"]
     assert all(r["median"] > 0 for r in figures["records"])
     assert figures["records"][0]["target"] == "P4" and figures["records"][0]["runs"] == 2
     assert figures["pack"]["name"] == "odd-q8_0.gguf"
