@@ -31,7 +31,7 @@ def test_random_prompts_stay_in_the_vocabulary_and_repeat():
 
 def test_engine_bench_writes_rates_of_the_real_engine(packs, tmp_path: Path):
     out = tmp_path / "r.json"
-    work = "-p 16 -n 4 -d 0 8 --prompt-at 40 -r 2".split()
+    work = ["-p", "16", "-n", "4", "-d", "0", "8", "--prompt-at", "40", "-r", "2"]
     argv = ["engine", "--pack", str(packs["odd-q8_0"]), *work, "--target", "P4=pp 16", "--json", str(out)]
     assert main(argv) == 0
     figures = json.loads(out.read_text())
