@@ -77,7 +77,7 @@ def write(
             raise ValueError(f"{name} must have shape {list(shape)}, it is {given}")
     writer = gguf.GGUFWriter(str(path), ARCHITECTURE)
     for key, kind, value in _general(g, file, draft) + g.metadata(draft=draft) + words:
-        _add(writer, key, kind, value)
+        add_key(writer, key, kind, value)
     for name in _order(shapes):
         kind = tensor_type(name, file)
         values = np.ascontiguousarray(weights[name], np.float32)
@@ -112,7 +112,7 @@ def _order(shapes: Mapping[str, Shape]) -> list[str]:
     return sorted(shapes, key=lambda name: (name.startswith("blk."), int(name.split(".")[1]) if "blk." in name else 0))
 
 
-def _add(writer: gguf.GGUFWriter, key: str, kind: str, value: Any) -> None:
+def add_key(writer: gguf.GGUFWriter, key: str, kind: str, value: Any) -> None:
     if kind.startswith("["):
         writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, sub_type=_KINDS[kind[1:-1]])
     else:
