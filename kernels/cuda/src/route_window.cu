@@ -54,6 +54,7 @@ KERNEL void __launch_bounds__(32 * WARPS)
     route_window(const u8* router, const u8* shared, const float* x, float* logits, float* shared_logits, int* experts,
                  float* weights, u32* ended, int n, int n_experts, int cols, int used) {
     extern __shared__ __align__(16) float inputs[];
+    __shared__ PickMemory memory[WARPS];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.x * WARPS + warp;
     const u8* w = row < n_experts ? router + static_cast<long long>(row) * cols * TYPE::BYTES : shared;
     float4 held[AHEAD];
@@ -69,5 +70,6 @@ KERNEL void __launch_bounds__(32 * WARPS)
     if (row <= n_experts) row_logits({logits, shared_logits, n_experts}, row, held, w, inputs, n, cols);
     if (!last_block(ended, gridDim.x)) return;
     for (int r = warp; r < n; r += WARPS)
-        pick(logits + static_cast<long long>(r) * n_experts, n_experts, used, experts + r * used, weights + r * used);
+        pick(logits + static_cast<long long>(r) * n_experts, n_experts, {used, experts + r * used, weights + r * used},
+             memory[warp]);
 }

@@ -29,6 +29,18 @@ def test_equal_logits_take_the_lower_experts_and_equal_weights(target):
     np.testing.assert_array_equal(weights, np.full((2, 8), 0.125, np.float32))
 
 
+@pytest.mark.parametrize("values", [2, 12, 16, 20, 30, 60])
+def test_equal_logits_among_the_best_are_picked_at_once_as_one_by_one(target, same_bits, values):
+    """Few values, so that now less and now more than a warp's lanes hold a logit that may be picked."""
+    rng = np.random.default_rng(values)
+    logits = rng.integers(0, values, (12, 512)).astype(np.float32)
+    logits[6:] = np.where(rng.random((6, 512)) < 0.06, logits[6:], -logits[6:])
+    picked, weights = (target.host(a) for a in route(target.workspace(), target.put(logits), 10))
+    want, want_weights = cpu.route(logits, 10)
+    np.testing.assert_array_equal(picked, want)
+    same_bits(weights, want_weights)
+
+
 def test_more_experts_than_there_are_is_refused(target):
     with pytest.raises(ValueError, match="used must be in 1 to 5, got 6"):
         route(target.workspace(), target.put(np.zeros((1, 5), np.float32)), 6)
