@@ -3,8 +3,9 @@
 // gdn_scan takes what gdn_inputs (gdn.cu) has convolved, and moves the kept inputs; windows have gdn_window.cu.
 //
 // A block is COLUMNS columns of one value head in one segment; its state lives in registers. A thread has two of the four
-// chains of a group, of two columns: with whole groups of one column a token would bring twice the words back from shared
-// memory, which is what the card is short of here. Lanes join a column's halves by an exchange and its groups by three.
+// chains of a group, of two columns, and neighbouring lanes have the same rows of two pairs of columns: a read of two words
+// takes shared memory one turn where neighbours ask for the same, else two. With whole groups of one column a token would
+// take twice the turns. Lanes join a column's halves by an exchange and its groups by three.
 // The outputs of eight tokens are summed over the groups together, each lane keeping one of them: seven exchanges instead
 // of 24. Tokens arrive 16 at a time by asynchronous copies, two tiles deep.
 // Constants   HEAD_SIZE = D, TAPS
@@ -70,13 +71,15 @@ DEVICE void load_tile(Shape::Tile& tile, const Work& g, int first, int end) {
 }
 static_assert(SCAN_THREADS >= TOKENS * (COLUMNS / 4), "a tile's values are a copy of a thread at most");
 
-// A thread's part of the state: M rows of each of its chains, of two columns. Lane bit 0 is which two chains of the four,
-// bits 1 to 3 are the group; the rest is which two columns. Register column c is column c ^ half, so that what a lane
-// keeps of an exchange between halves is in register 0 of both.
+// A thread's part of the state: M rows of each of its chains, of two columns. Lane bit 1 is which two chains of the four,
+// bits 2 to 4 are the group; bit 0 and the warp are which two columns. Register column c is column c ^ half, so that what a
+// lane keeps of an exchange between halves is in register 0 of both.
+constexpr int HALF = 2, GROUP = 4;  // lanes this far apart differ in the half, in the lowest bit of the group
 struct Place {
     int half, group, columns;
 
-    DEVICE Place() : half(threadIdx.x & 1), group(threadIdx.x >> 1 & 7), columns(threadIdx.x >> 4 << 1) {}
+    DEVICE Place()
+        : half(threadIdx.x >> 1 & 1), group(threadIdx.x >> 2 & 7), columns(threadIdx.x >> 5 << 2 | (threadIdx.x & 1) << 1) {}
     DEVICE int own() const { return columns + half; }
     DEVICE int column(int c) const { return columns + (c ^ half); }
     // Where row i = 2 m + chain lies in a group's rows.
@@ -91,13 +94,13 @@ typedef float State[2][2 * M];
 
 // The sum over all groups of a column; every lane of the column gets it.
 DEVICE float sum_groups(float p) {
-    p = p + __shfl_xor_sync(ALL, p, 2);
-    p = p + __shfl_xor_sync(ALL, p, 4);
-    return p + __shfl_xor_sync(ALL, p, 8);
+    p = p + __shfl_xor_sync(ALL, p, GROUP);
+    p = p + __shfl_xor_sync(ALL, p, 2 * GROUP);
+    return p + __shfl_xor_sync(ALL, p, 4 * GROUP);
 }
 
 // (c0 + c1) + (c2 + c3) of a lane's own column.
-DEVICE float join_halves(const float (&p)[2]) { return p[0] + __shfl_xor_sync(ALL, p[1], 1); }
+DEVICE float join_halves(const float (&p)[2]) { return p[0] + __shfl_xor_sync(ALL, p[1], HALF); }
 
 // The lanes of bit BIT keep the upper half of p, the others the lower one, each with what its partner has of it.
 template <int N, int BIT>
@@ -112,12 +115,12 @@ DEVICE void halve(float* p, int lane) {
 
 // The sums over all groups of what they have of eight tokens; a lane gets that of token `token_of`.
 DEVICE float sum_eight(float (&p)[8], int lane) {
-    halve<4, 2>(p, lane);
-    halve<2, 4>(p, lane);
-    halve<1, 8>(p, lane);
+    halve<4, GROUP>(p, lane);
+    halve<2, 2 * GROUP>(p, lane);
+    halve<1, 4 * GROUP>(p, lane);
     return p[0];
 }
-DEVICE int token_of(int lane) { return (lane & 2) << 1 | (lane & 4) >> 1 | (lane & 8) >> 3; }
+DEVICE int token_of(int lane) { return (lane & GROUP) | (lane & 2 * GROUP) >> 2 | (lane & 4 * GROUP) >> 4; }
 
 // One token: s = s * decay; e = beta * (v - sum(s * k)); s = fma(k, e, s); returns the group's part of sum(s * q) of the
 // lane's own column. v: of that column; q, k: from the lane's first row.
@@ -136,7 +139,7 @@ DEVICE float delta_step(State& s, const float* q, const float* k, float v, float
     const float parts[2] = {p[0][0] + p[0][1], p[1][0] + p[1][1]};
     float e[2];
     e[0] = beta * (v - sum_groups(join_halves(parts)));
-    e[1] = __shfl_xor_sync(ALL, e[0], 1);
+    e[1] = __shfl_xor_sync(ALL, e[0], HALF);
     float o[2][2] = {};
 #pragma unroll
     for (int m = 0; m < M; m++) {
