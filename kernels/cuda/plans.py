@@ -137,21 +137,19 @@ class Tuning:
 
 UNTUNED: Final = Tuning()
 
-LARGE: Final = 4 << 20
-LARGE_OF_ONE: Final = 64 << 20
-"""Bytes of the weights of a launch from which product_window.cu, whose warps unpack tiles together, is faster than
-product_row.cu; of one row, whose lanes work alone there, only very large ones. H200, 2026-11-29, us of product_row |
-product_window, one row: 16384 x 2560 Q6_K (34 MB) 16.3 | 17.0, 2560 x 6144 Q6_K (13 MB) 9.4 | 10.8, 320 x 10240 Q6_K
-(2.7 MB) 6.5 | 8.4, 10240 x 320 Q8_0 (3.5 MB) 3.2 | 4.6, 2 x 640 x 2560 Q6_K 3.8 | 5.0; 248320 x 2560 Q5_K was 157 by
-product_window, and not measured by product_row as it is now. Eight rows: 26.5 | 22.0, 20.8 | 17.5, 18.0 | 18.8,
-6.4 | 5.0, 7.9 | 8.5."""
+LARGE: Final = 3 << 20
+"""Bytes of the weights of a launch from which several rows are faster by product_window.cu, whose warps unpack tiles
+together, than by product_row.cu. H200, 2026-11-29, us of product_row | product_window, eight rows: 16384 x 2560 Q6_K
+(34 MB) 27.0 | 22.1, 2560 x 6144 Q6_K (13 MB) 20.7 | 17.7, 248320 x 2560 Q5_K 268 | 209, 10240 x 320 Q8_0 (3.5 MB)
+6.4 | 5.0, 320 x 10240 Q6_K (2.7 MB) 18.0 | 18.8. One row, whose lanes work alone: 16.2 | 17.8, 9.3 | 11.0, 130 | 162,
+3.3 | 4.5."""
 
 
 def together(n_bytes: int, n: int, tuning: Tuning = UNTUNED) -> bool:
     """Whether matrices of n_bytes in one launch and n rows go through product_window.cu rather than product_row.cu."""
     if tuning.together is not None:
         return tuning.together
-    return n_bytes >= (LARGE_OF_ONE if n == 1 else LARGE)
+    return n > 1 and n_bytes >= LARGE
 
 
 def _scale_pitch(blocks: int) -> int:
