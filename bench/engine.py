@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -97,7 +97,7 @@ def measure(args: argparse.Namespace, todo: list[Case], console: Console) -> Rep
     """Runs the tests, interleaved, so that a slow minute of the machine meets all of them; those behind held tokens are
     run last, one after the other, since each goes on in the session of its own."""
     values: dict[str, list[float]] = {test.name: [] for test in todo}
-    with EngineProcess(command(args, todo)) as engine:
+    with EngineProcess(command(args, todo, runs=args.runs + 1, extra=args.extra)) as engine:
         vocab = int(engine.info.get("vocab", FIRST_PLAIN_ID))
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as bar:
@@ -119,9 +119,8 @@ def measure(args: argparse.Namespace, todo: list[Case], console: Console) -> Rep
     return Report(tool="strata-bench engine", records=records, flags=flags, pack=pack_facts(args.pack))
 
 
-def command(args: argparse.Namespace, todo: list[Case]) -> list[str]:
-    """The engine with room for the longest test."""
-    runs = args.runs + 1
+def command(args: argparse.Namespace, todo: list[Case], *, runs: int, extra: Sequence[str]) -> list[str]:
+    """The engine with room for the longest test. `args`: exe, pack, device, threads."""
     context = max(t.prompt + t.generate + (t.held + runs * t.prompt if t.held else 0) for t in todo) + 8
     argv = [*engine_command(args.exe), *pack_argument(args.pack), "--device", args.device]
     argv += ["--max-context", str(max(context, 512)), "--eos-ids", "none"]
@@ -129,7 +128,7 @@ def command(args: argparse.Namespace, todo: list[Case]) -> list[str]:
         argv += ["--threads", str(args.threads)]
     if any(t.held for t in todo):
         argv += ["--prompt-cache", "1"]  # the session goes on; no prompt begins like another
-    return [*argv, *args.extra]
+    return [*argv, *extra]
 
 
 def fresh(engine: EngineProcess, todo: list[Case], runs: int, vocab: int) -> Iterator[tuple[int, Case, Generation]]:

@@ -262,7 +262,7 @@ def write(path: Path, g: Geometry, types: Types, pools: Pools, console: Console,
             file.write(b"\0" * (-file.tell() % ALIGNMENT))
             for t in held:
                 for piece in content(t, pools):
-                    file.write(memoryview(piece))
+                    file.write(piece.data)
                 file.write(b"\0" * (-t.n_bytes % ALIGNMENT))
                 bar.advance(task, t.n_bytes)
             size = file.tell()

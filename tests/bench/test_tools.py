@@ -56,14 +56,29 @@ def test_a_refused_request_does_not_wait_for_done(packs):
         assert engine.generate([40, 41], 2).done.generated == 2
 
 
+def program(path: Path, body: str) -> str:
+    path.write_text(f"#!{sys.executable}\nimport json, sys\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
 def test_peers_are_measured_in_turns_and_their_failure_is_told(packs, tmp_path: Path, capsys):
-    peer = tmp_path / "llama-bench"
-    peer.write_text(f"#!{sys.executable}\nimport json\nprint(json.dumps([{{'avg_ts': 12.5}}]))\n")
-    peer.chmod(peer.stat().st_mode | stat.S_IXUSR)
+    rates = [{"n_prompt": 8, "n_gen": 0, "avg_ts": 12.5}, {"n_prompt": 0, "n_gen": 3, "avg_ts": 2.5}]
+    llama = program(tmp_path / "llama-bench", f"print(json.dumps({rates}))")
+    result = {"prompt_and_first_token_seconds": 0.5, "decode_tokens_per_second": 4.0}
+    other = program(tmp_path / "flyweight", f"print(json.dumps({result}))")
     out = tmp_path / "r.json"
-    argv = ["peers", "--pack", str(packs["odd-q8_0"]), "--llama-bench", str(peer), "-p", "8", "-n", "3", "-r", "1"]
-    assert main([*argv, "--json", str(out)]) == 0
-    assert [r["peer"]["median"] for r in json.loads(out.read_text())["records"]] == [12.5, 12.5]
-    peer.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('no such model')\n")
+    argv = ["peers", "--pack", str(packs["odd-q8_0"]), "--llama-bench", llama, "-p", "8", "-n", "3", "-r", "1"]
+    assert main([*argv, "--flyweight", other, "--json", str(out)]) == 0
+    found = [(r["work"], r["peer"]["name"], r["peer"]["median"]) for r in json.loads(out.read_text())["records"]]
+    assert found == [
+        ("pp 8", "llama.cpp", 12.5),
+        ("pp 8", "flyweight", 16.0),
+        ("tg 3", "llama.cpp", 2.5),
+        ("tg 3", "flyweight", 4.0),
+    ]
+    program(tmp_path / "llama-bench", "sys.exit('no such model')")
     assert main(argv) == 1
     assert "no such model" in capsys.readouterr().err
+    assert main([*argv[:-1], "1", "--llama-bench", str(tmp_path / "nothing")]) == 1
+    assert "does not start" in capsys.readouterr().err
