@@ -50,7 +50,7 @@ soak: $(VENV)/.test
 	$(BIN)/pytest -m soak
 
 gpu-test: $(VENV)/.test
-	$(BIN)/pytest -m gpu
+	$(BIN)/python -m strata.bench.gpu_tests --json build/gpu-tests.json
 
 bench: $(VENV)/.base $(PACK)
 	$(BIN)/strata-bench engine --pack $(PACK)
