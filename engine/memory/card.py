@@ -1,0 +1,213 @@
+"""What is left of a card becomes expert slots and a way to read prompts.
+
+The order of preference is that of MEMORY 6.5: the head alias, own buffers from what is spare, borrowed slots, own
+buffers that step down. Memory is never promised twice: slots, own buffers and reserve fit what is free.
+
+Units    bytes, tokens
+Errors   none: chunk 0 = no prompt can be read, which is the caller's to refuse
+Cost     a walk over the experts for each way that is tried
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from strata.engine.device.arena import MIB, padded, shown
+from strata.engine.memory.alias import TRIAL_TRIES, alias_layout, exchanges, trial_shrink
+from strata.engine.memory.cache import (
+    BORROW_CHUNK,
+    CacheBudget,
+    Room,
+    Slots,
+    auto_budget,
+    borrowing_need,
+    equal_slots,
+    given_budget,
+    sized_slots,
+)
+from strata.engine.memory.prompt import (
+    KEPT_FREE,
+    OWN_AUTO,
+    OWN_NOTHING_FITS,
+    PromptLayout,
+    borrowed,
+    own_chunk,
+    own_layout,
+    stepped_down,
+)
+
+RING: Final = 64
+"""Experts of the double buffer through which a prompt streams those that VRAM does not hold, both halves together."""
+OWN_SLACK: Final = 64 * MIB
+
+Way = Literal["head alias", "own from spare memory", "borrowed", "own, stepped down"]
+Alias = Literal["off", "exchange", "in place"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CardRoom:
+    """What is left of a card, and what was asked for.
+
+    free            bytes, with weights, head, drafts, state and decode windows already taken
+    head            of the output head, for the alias
+    reserve, given  bytes that stay free, and whether somebody asked for them
+    experts         bytes of every expert, hottest first as far as an order is `known`
+    cache           `--expert-cache`, 0 = auto · prefill: `--prefill`, 0 = auto · most: the longest chunk there may be
+    price           of a chunk's workspace
+    borrow, own     whether slots may be lent, and whether own buffers may be taken from what is spare
+    pct             of the slots that auto may lend
+    """
+
+    free: int
+    head: int
+    reserve: int
+    given: bool
+    experts: tuple[int, ...]
+    per_layer: int
+    known: bool
+    cache: int
+    prefill: int
+    most: int
+    price: Callable[[int], int]
+    borrow: bool = True
+    own: bool = True
+    alias: bool = False
+    pct: int = 85
+
+    @property
+    def largest(self) -> int:
+        return padded(max(self.experts))
+
+    @property
+    def every(self) -> int:
+        """Bytes of slots for all experts."""
+        return sum(map(padded, self.experts))
+
+    @property
+    def ring(self) -> int:
+        return min(RING, 2 * self.per_layer) * self.largest
+
+    @property
+    def least_chunk(self) -> int:
+        return min(BORROW_CHUNK, self.most)
+
+    def streamed(self, chunk: int) -> int:
+        """Workspace and double buffer: where some expert is not in VRAM while a prompt is read."""
+        return self.price(chunk) + self.ring
+
+    def budget(self, room: Room, need: int) -> CacheBudget:
+        if self.cache:
+            return given_budget(self.cache, room, self.largest)
+        return auto_budget(room, self.largest, len(self.experts), need)
+
+    def slots(self, budget: int) -> Slots:
+        """Slots in a budget: just as large as their experts where the order is known, else each as the largest."""
+        if self.known:
+            return sized_slots(self.experts, budget)
+        return equal_slots(self.largest, len(self.experts), budget)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CardPlan:
+    """slots and the budget that they came from · the reserve in force · the prompt's buffers and who chose them.
+
+    free      bytes left while tokens are generated · free_reading: while a prompt is read
+    """
+
+    slots: Slots
+    budget: int
+    reserve: int
+    layout: PromptLayout
+    way: Way
+    alias: Alias
+    free: int
+    free_reading: int
+    said: tuple[str, ...] = ()
+
+
+def plan_card(room: CardRoom) -> CardPlan:
+    """The cache and the prompt path."""
+    room = replace(room, known=room.known or room.every + room.reserve <= room.free)
+    plain = _borrowing(room) or _owning(room)
+    if not room.alias:
+        return plain
+    lent = _aliased(room)
+    if not lent.layout.chunk:
+        return replace(plain, said=(*plain.said, "head alias: no chunk of its list fits, so the head stays"))
+    if plain.layout.chunk >= lent.layout.chunk:
+        reason = f"head alias: chunks of {plain.layout.chunk} fit without it, so the head stays"
+        return replace(plain, said=(*plain.said, reason))
+    return lent
+
+
+def _borrowing(room: CardRoom) -> CardPlan | None:
+    """Slots are lent, or own buffers are as good; None when neither gives a chunk."""
+    if not (room.borrow and room.known and room.most):
+        return None
+    need = borrowing_need(room.streamed(room.least_chunk), room.largest)
+    budget = room.budget(Room(room.free, room.reserve, room.given), need)
+    slots = room.slots(budget.n_bytes)
+    layout = borrowed(slots, room.streamed, room.prefill, room.most, room.pct)
+    left = room.free - slots.n_bytes
+    price = room.price if len(slots) == len(room.experts) else room.streamed
+    most = min(room.prefill or room.most, room.most)
+    own = own_chunk(left, budget.reserve, most, layout.chunk, price) if room.own else 0
+    said = _lowered(room, budget)
+    if own:
+        chosen = own_layout(own, price)
+        left -= chosen.own_bytes
+        return CardPlan(slots, budget.n_bytes, budget.reserve, chosen, "own from spare memory", "off", left, left, said)
+    if not layout.chunk:
+        return None
+    return CardPlan(slots, budget.n_bytes, budget.reserve, layout, "borrowed", "off", left, left, said)
+
+
+def _owning(room: CardRoom) -> CardPlan:
+    """Buffers of their own, before the cache is sized."""
+    tried = room.borrow and room.known
+    chunk = min(room.prefill or (OWN_NOTHING_FITS if tried else OWN_AUTO), room.most)
+    owned = room.streamed(chunk) + max(OWN_SLACK, KEPT_FREE - room.reserve)
+    budget = room.budget(Room(room.free, room.reserve, room.given, owned), 1)
+    slots = room.slots(budget.n_bytes)
+    layout = stepped_down(chunk, room.free - slots.n_bytes, room.streamed)
+    if not layout.chunk and len(slots):  # a prompt comes before a cache
+        slots = Slots(())
+        layout = stepped_down(chunk, room.free, room.streamed)
+    left = room.free - slots.n_bytes - layout.own_bytes
+    said = _lowered(room, budget)
+    return CardPlan(slots, budget.n_bytes, budget.reserve, layout, "own, stepped down", "off", left, left, said)
+
+
+def _aliased(room: CardRoom) -> CardPlan:
+    """The head lends its memory."""
+    exchange = exchanges(room.head, room.reserve)
+    free = room.free + (room.head if exchange else 0)
+    budget = room.budget(Room(free, room.reserve, room.given), 1)
+    slots = room.slots(budget.n_bytes)
+    for _ in range(TRIAL_TRIES if exchange else 0):
+        missing = trial_shrink(room.head, free - slots.n_bytes, room.largest)
+        if not missing:
+            break
+        slots = Slots(slots.sizes[: max(0, len(slots) - missing)])
+    comes_back = not exchange or free - slots.n_bytes >= room.head
+    most = min(room.prefill or room.most, room.most) if comes_back else 0
+    layout = alias_layout(slots, free - slots.n_bytes, room.head, room.streamed, most, exchange)
+    return CardPlan(
+        slots,
+        budget.n_bytes,
+        budget.reserve,
+        layout,
+        "head alias",
+        "exchange" if exchange else "in place",
+        room.free - slots.n_bytes,
+        free - slots.n_bytes - layout.own_bytes,
+        _lowered(room, budget),
+    )
+
+
+def _lowered(room: CardRoom, budget: CacheBudget) -> tuple[str, ...]:
+    if budget.reserve == room.reserve:
+        return ()
+    return (f"reserve: lowered from {shown(room.reserve)} to {shown(budget.reserve)}, so that a prompt can be read",)
