@@ -24,7 +24,16 @@ DEVICE int dot_unsigned(u32 a, u32 q, int sum) {
     return r;
 }
 
-// Bytes of a lane at a multiple of 2, read by whole words. word(at): the four at `at`, a constant multiple of 2.
+// A word of shared memory that is not written any more: the compiler may move the read, and an address of 32 bits takes
+// one addition where a pointer takes two.
+DEVICE u32 shared_word(u32 at) {
+    u32 r;
+    asm("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(at));
+    return r;
+}
+
+// Bytes of a lane at a multiple of 2, read by whole words. word(at): the four at `at`, a constant multiple of 2; so that bytes
+// some multiple of 4 further need no picks of their own, `further` gives them.
 struct Halves {
     const u32* words;
     u32 whole, half;  // picks of a word at a multiple of 4, and 2 past one
@@ -35,7 +44,10 @@ struct Halves {
         whole = odd ? 0x5432 : 0x3210;
         half = odd ? 0x7654 : 0x5432;
     }
+    DEVICE Halves(const u32* words, u32 whole, u32 half) : words(words), whole(whole), half(half) {}
+
     DEVICE u32 word(int at) const { return permute(words[at >> 2], words[(at >> 2) + 1], at & 2 ? half : whole); }
+    DEVICE Halves further(int bytes) const { return Halves((const u32*)((const u8*)words + bytes), whole, half); }
 };
 
 // 4 N words of a block that begins at a multiple of 4, or of 16 where ALIGNED.
@@ -296,35 +308,43 @@ struct Item<IQ3_S> {
     typedef int Sum;
     enum { ORDER = EIGHT, FOLD = 1, ODD_CODES = 1, PER = 1 };
 
-    // Codes i of a span: `w` has its index, `high` the ninth bit in byte s, `signs` four in the bits from 4 * (i & 1).
-    DEVICE static int dot(u32 w, u32 high, u32 signs, int i, int s, Grid grid, u32 q, int sum) {
-        const u32 entry = grid.word(permute(w, high & 0x01010101u, 0xCC40 + 16 * s + (i & 3)));
-        const u32 spread = i & 1 ? (signs & 0xF0u) * 0x01020408u : (signs & 0x0Fu) * 0x10204080u;
-        return __dp4a((int)(entry ^ permute(spread, 0, 0xBA98)), (int)q, sum);
-    }
+    // Four bits of eight to the top bits of four bytes, the highest first: copies 9 bits apart do not meet.
+    DEVICE static u32 spread(u32 eight, int i) { return eight * (i & 1 ? 0x08040201u : 0x80402010u); }
 
     template <int S>
     DEVICE static void run(float (&terms)[S], const u8* p, int first, Grid grid, const u8* q, const int* sums) {
         static_assert(S == 4, "an item of IQ3_S is half a block");
-        const Halves index(p + 2 + 8 * first), rest(p + 66 + first), signs(p + 74 + 4 * first);
-        const u32 high = rest.word(0), scales = *(const u16*)(p + 106 + (first >> 1));
-        const float d = half_at(p);
-        const int4 of = *(const int4*)sums;
+        const Halves block(p + 2), indices = block.further(8 * first), signs = block.further(72 + 4 * first);
+        const u32 high = block.further(64 + first).word(0), scales = *(const u16*)(p + 106 + (first >> 1));
+        const u32 table = (u32)__cvta_generic_to_shared(grid.base);
+        u32 sign[4];
+        int sum[4];
 #pragma unroll
-        for (int s = 0; s < 4; s++) {
-            int sum = 0;
-            u32 sign = signs.word(4 * s);
+        for (int s = 0; s < 4; s++) sum[s] = MAGIC_BITS / 2, sign[s] = signs.word(4 * s);
+#pragma unroll
+        for (int s = 0; s < 4; s++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const u32 w = index.word(8 * s + 4 * h);
+                const u32 w = indices.word(8 * s + 4 * h);
                 const uint4 v = inputs_of(q, s, h);
-                sum = dot(w, high >> 4 * h, sign, 0, s, grid, v.x, sum);
-                sum = dot(w, high >> (4 * h + 1), sign, 1, s, grid, v.y, sum);
-                sum = dot(w, high >> (4 * h + 2), sign >> 8, 2, s, grid, v.z, sum);
-                sum = dot(w, high >> (4 * h + 3), sign >> 8, 3, s, grid, v.w, sum);
-                sign >>= 16;
+#pragma unroll
+                for (int i = 0; i < 4; i++) {  // codes 16 h + 4 i of the span
+                    const int bit = 4 * h + i;
+                    const u32 index = permute(w, high >> bit & 0x01010101u, 0xCC40 + 16 * s + i);
+                    const u32 entry = shared_word(table + index * (4 * COPIES));
+                    const u32 eight = permute(sign[s], 0, 0x4440 + 2 * h + (i >> 1));
+                    const u32 mask = permute(spread(eight, i), 0, 0x89AB);
+                    sum[s] = __dp4a((int)(entry ^ mask), (int)(i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w), sum[s]);
+                }
             }
-            terms[s] = term(MAGIC_BITS + 2 * sum + (s == 0 ? of.x : s == 1 ? of.y : s == 2 ? of.z : of.w), odd_scale(d, 1.0f, scales >> 4 * s & 15));
+        const int4 of = *(const int4*)sums;
+        const u32 even = scales & 0x0F0Fu, odd = scales >> 4 & 0x0F0Fu;
+        const float d = half_at(p), twice = d + d, less = d * -255.0f;
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            // (2 n + 1) d as (128 + n) 2 d - 255 d, exact
+            const float scale = fmaf(float_bits(permute(s & 1 ? odd : even, 0x43000000u, 0x7044 + ((s >> 1) << 8))), twice, less);
+            terms[s] = term(2 * sum[s] + (s == 0 ? of.x : s == 1 ? of.y : s == 2 ? of.z : of.w), scale);
         }
     }
 };
