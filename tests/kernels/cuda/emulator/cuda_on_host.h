@@ -494,6 +494,9 @@ static inline void ptx_mbarrier_test_wait_parity_shared_b64(unsigned& done, unsi
     done = (mbarrier_at(address)->ended & 1) != parity;
 }
 template <class T> inline void ptx_nothing(T&) {}
+static inline void ptx_ld_shared_u32(unsigned& value, unsigned address) {
+    std::memcpy(&value, emulated::shared_pointer(address), 4);
+}
 static inline void ptx_ld_acquire_cta_shared_u32(unsigned& value, unsigned address) {
     emulated::yield(emulated::RUNNING, 0);
     std::memcpy(&value, emulated::shared_pointer(address), 4);
