@@ -63,6 +63,7 @@ class LanesPlan:
             "RESIDENT": int(self.resident),
             "STEPS": self.steps,
             "STAGES": self.stages,
+            "WHOLE": int(cols % (self.steps * _STEP) == 0),
         }
 
 

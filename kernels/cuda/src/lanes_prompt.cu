@@ -4,6 +4,9 @@
 // shared memory for 128 fma. A block keeps its 16 activation rows in shared memory (RESIDENT) and goes through `each` row
 // tiles; the weights pass through a ring of stages.
 //
+// The eight warps are two halves with eight weight rows each, which read their own part of the ring and then meet only among
+// themselves: a multiprocessor has room for one block, and of two warps of a scheduler one adds while the other reads.
+//
 // Chain j is element j mod 4 of the quad j / 4 = 4 i + w. lane: j mod 4 + 4 i; warp: w, and which 8 rows (bit 2).
 // So the first three folds (64, 32, 16 chains apart) are exchanges of lanes, and the others go through shared memory.
 // Sum r of a thread is row r ^ i: what a lane keeps of an exchange then lies in the same registers in every lane.
@@ -14,7 +17,8 @@
 //          multiply-add
 //
 // Constants: TYPE (F32, F16, BF16), VEC (4 when cols % 4 == 0, else 1), MODE (DENSE; GATE_UP: 8 rows of gate and 8 of up
-// a tile; PAIRS), RESIDENT, STEPS of 128 columns a stage, STAGES.
+// a tile; PAIRS), RESIDENT, STEPS of 128 columns a stage, STAGES, WHOLE (a row is a whole number of stages, and begins at a
+// multiple of 16 bytes).
 #include "device.cuh"
 #include "lanes.cuh"
 
@@ -28,13 +32,18 @@ enum {
     C = 16,
     SIDE = 16,
     THREADS = 256,
-    OWN = MODE == GATE_UP ? SIDE / 2 : SIDE,
+    OWN = MODE == GATE_UP ? SIDE / 2 : SIDE,  // rows of the output in a tile
     STEP = 128,
     WIDTH = STEPS * STEP,                     // columns of a stage
     W_STEP = SIDE * STEP * TYPE::BYTES,       // bytes of a step's weights, and of its inputs
     X_STEP = SIDE * STEP * 4,
     SLOT = STEPS * (W_STEP + (RESIDENT ? 0 : X_STEP)),
 };
+
+// A barrier of one half of the block's warps.
+DEVICE void half_meets(int half) {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + half), "r"((int)THREADS / 2) : "memory");
+}
 
 // Held in a register: not computed again where it is used.
 #define HOLD(x) asm volatile("" : "+r"(x))
@@ -87,6 +96,13 @@ struct Loader {
     }
 
     DEVICE void load(u8* slot) {
+        if (WHOLE) {
+#pragma unroll
+            for (int e = 0; e < STEPS * TURNS; e++)
+                copy16(slot + to[e % TURNS] + e / TURNS * BYTES_OF_STEP, from + e * 256);
+            from += STEPS * TURNS * 256;
+            return;
+        }
         const bool aligned = VEC == 4 && (T::BYTES == 4 || cols % ELEMENTS == 0);
         if (aligned && first + (STEPS * PIECES - 16) * ELEMENTS < cols) {
 #pragma unroll
@@ -118,11 +134,6 @@ struct Loader {
     }
 };
 
-// What a thread reads of a step.
-struct Words {
-    float w[R], x[C];
-};
-
 // What a thread is and what it has.
 struct Thread {
     enum { W_PITCH = STEP * TYPE::BYTES, X_PITCH = STEP * 4 };
@@ -152,20 +163,26 @@ struct Thread {
         for (int o = 0; o < R * C; o++) p[o] = 0.0f;
     }
 
-    DEVICE Words read(const u8* ws, const u8* x) const {
-        Words words;
+    // What it reads of a step: weights, and inputs of the columns C / 2 * SECOND and those after it.
+    DEVICE void read_weights(float (&w)[R], const u8* step) const {
 #pragma unroll
-        for (int c = 0; c < C; c++) words.x[c] = *(const float*)(x + from_x + c * X_PITCH);
+        for (int r = 0; r < R; r++) w[r] = TYPE::load1(step + from_w[r]);
+    }
+    template <int SECOND>
+    DEVICE void read_inputs(float (&x)[C / 2], const u8* step) const {
 #pragma unroll
-        for (int r = 0; r < R; r++) words.w[r] = TYPE::load1(ws + from_w[r]);
-        return words;
+        for (int c = 0; c < C / 2; c++) x[c] = *(const float*)(step + from_x + (C / 2 * SECOND + c) * X_PITCH);
     }
 
-    DEVICE void add(const Words& words) {
+    template <int SECOND>
+    DEVICE void add(const float (&w)[R], const float (&x)[C / 2]) {
 #pragma unroll
         for (int r = 0; r < R; r++)
 #pragma unroll
-            for (int c = 0; c < C; c++) p[r * C + c] = fmaf(words.w[r], words.x[c], p[r * C + c]);
+            for (int c = 0; c < C / 2; c++) {
+                float& sum = p[r * C + C / 2 * SECOND + c];
+                sum = fmaf(w[r], x[c], sum);
+            }
     }
 
     // A fold of the chains 16 * APART apart.
@@ -181,6 +198,13 @@ struct Thread {
         exchange<2>();
         exchange<1>();
     }
+};
+
+struct Yes {
+    static constexpr bool value = true;
+};
+struct No {
+    static constexpr bool value = false;
 };
 
 struct Mail {
@@ -213,6 +237,10 @@ struct Tile {
     }
 };
 
+// Rows 8 h to 8 h + 7 of a tile are those of half h. GATE_UP: four of gate, then four of up.
+DEVICE int row_in_tile(int own) { return MODE == GATE_UP ? own / 8 * 4 + own % 4 : own; }
+DEVICE bool is_up(int own) { return MODE == GATE_UP && own & 4; }
+
 KERNEL __launch_bounds__(THREADS, 1) void lanes_prompt(PARAMETER Arguments a) {
     extern __shared__ __align__(128) u8 memory[];
     inputs_ready();
@@ -233,77 +261,102 @@ KERNEL __launch_bounds__(THREADS, 1) void lanes_prompt(PARAMETER Arguments a) {
     Mail& mail = *(Mail*)(inputs + (RESIDENT ? stages * STEPS * X_STEP : 0));
 
     const int own = tid >> 4, column = begin + min(own, count - 1), input = MODE == DENSE ? column : a.order[column] / a.divide;
+    const u8* own_input = (const u8*)(a.x + (long long)input * a.cols);
     Loader<TYPE> w(a.cols);
     Loader<F32> x(a.cols);
-    x.begin((const u8*)(a.x + (long long)input * a.cols));
-    int load_tile = 0, load_stage = 0, load_slot = 0;
-    auto load = [&] {
-        if (load_tile < tiles) {
-            if (load_stage == 0) {
-                const Tile tile(a, first_tile + load_tile);
-                const bool up = MODE == GATE_UP && own >= OWN;
-                const u8* data = MODE == DENSE ? a.matrix[tile.matrix].data : up ? second : first;
-                const int row = min(tile.row + (up ? own - OWN : own), a.matrix[tile.matrix].rows - 1);
-                w.begin(data + (long long)row * a.cols * TYPE::BYTES);
-                if (!RESIDENT) x.begin((const u8*)(a.x + (long long)input * a.cols));
-            }
-            u8* slot = memory + load_slot * SLOT;
+    x.begin(own_input);
+    int load_tile = -1, load_stage = stages - 1, load_slot = STAGES - 1;
+    auto next_stage = [&] {
+        if (++load_slot == STAGES) load_slot = 0;
+        if (++load_stage < stages) return;
+        load_stage = 0, load_tile++;
+        if (load_tile >= tiles) load_tile = WHOLE ? tiles - 1 : tiles;  // WHOLE: nobody reads the last tile again
+        if (load_tile == tiles) return;
+        const Tile tile(a, first_tile + load_tile);
+        const u8* data = MODE == DENSE ? a.matrix[tile.matrix].data : is_up(own) ? second : first;
+        w.begin(data + (long long)min(tile.row + row_in_tile(own), a.matrix[tile.matrix].rows - 1) * a.cols * TYPE::BYTES);
+        if (!RESIDENT) x.begin(own_input);
+    };
+    auto load = [&](bool with_inputs) {
+        u8* slot = memory + load_slot * SLOT;
+        if (WHOLE || load_tile < tiles) {
             w.load(slot);
             if (!RESIDENT)
                 x.load(slot + STEPS * W_STEP);
-            else if (load_tile == 0)
+            else if (with_inputs)
                 x.load(inputs + load_stage * STEPS * X_STEP);
-            if (++load_stage == stages) load_stage = 0, load_tile++;
-            if (++load_slot == STAGES) load_slot = 0;
         }
         copies_commit();
     };
+    int inputs_left = RESIDENT ? stages : 0;  // stages of inputs that are not under way
 #pragma unroll
-    for (int s = 0; s < STAGES; s++) load();
+    for (int s = 0; s < STAGES; s++) {
+        next_stage();
+        load(inputs_left > 0);
+        inputs_left--;
+    }
     copies_wait<STAGES - 1>();
     __syncthreads();
 
-    // The words of a step are read while the one before it is computed. When the last step of a stage is in registers, the
-    // next stage is waited for, and the stage's place in the ring is free.
+    // Half of a step's words are read while the other half is computed. When the last of a stage are in registers, the next
+    // stage is waited for, and the stage's place in the ring is free.
     Thread t;
-    auto read = [&](int slot, int stage, int step) {
-        const u8* ws = memory + slot * SLOT;
-        const u8* xs = RESIDENT ? inputs + stage * STEPS * X_STEP : ws + STEPS * W_STEP;
-        return t.read(ws + step * W_STEP, xs + step * X_STEP);
+    auto weights = [&](int slot, int step) { return memory + slot * SLOT + step * W_STEP; };
+    auto inputs_of = [&](int slot, int stage, int step) {
+        return (RESIDENT ? inputs + stage * STEPS * X_STEP : memory + slot * SLOT + STEPS * W_STEP) + step * X_STEP;
     };
-    Words now = read(0, 0, 0);
-    for (int tile = 0, slot = 0; tile < tiles; tile++) {
+    float ws[2][R], xs[2][C / 2];
+    t.read_weights(ws[0], weights(0, 0));
+    t.read_inputs<0>(xs[0], inputs_of(0, 0, 0));
+    int slot = 0;
+    auto sums = [&](auto inputs_come) {
         t.clear();
 #pragma unroll 1
         for (int s = 0; s < stages; s++) {
+            next_stage();
 #pragma unroll
             for (int u = 0; u < STEPS; u++) {
-                Words next;
+                // A chain that has no element here is left alone: adding 0 * 0 would turn a -0 into 0.
+                const bool adds = WHOLE || t.chain < a.cols - s * WIDTH - u * STEP;
+                t.read_inputs<1>(xs[1], inputs_of(slot, s, u));
+                if (adds) t.add<0>(ws[u % 2], xs[0]);
                 if (u + 1 < STEPS) {
-                    next = read(slot, s, u + 1);
+                    t.read_weights(ws[(u + 1) % 2], weights(slot, u + 1));
+                    t.read_inputs<0>(xs[0], inputs_of(slot, s, u + 1));
                 } else {
                     if (++slot == STAGES) slot = 0;
                     copies_wait<STAGES - 2>();
-                    __syncthreads();
-                    load();
-                    next = read(slot, s + 1 < stages ? s + 1 : 0, 0);
+                    if (inputs_come.value)
+                        __syncthreads();
+                    else
+                        half_meets(t.half);
+                    load(inputs_come.value && inputs_left-- > 0);
+                    t.read_weights(ws[(u + 1) % 2], weights(slot, 0));
+                    t.read_inputs<0>(xs[0], inputs_of(slot, s + 1 < stages ? s + 1 : 0, 0));
                 }
-                // A chain that has no element here is left alone: adding 0 * 0 would turn a -0 into 0.
-                if (t.chain < a.cols - s * WIDTH - u * STEP) t.add(now);
-                now = next;
+                if (adds) t.add<1>(ws[u % 2], xs[1]);
             }
+            if (STEPS % 2)
+#pragma unroll
+                for (int r = 0; r < R; r++) ws[0][r] = ws[1][r];
         }
+    };
+    for (int tile = 0; tile < tiles; tile++) {
+        if (RESIDENT && WHOLE && tile > 0)
+            sums(No());
+        else
+            sums(Yes());
         __syncwarp();
         t.fold();
         mail.put(t);
-        __syncthreads();
-        const int r = tid % SIDE, c = tid / SIDE;
+        half_meets(t.half);
+        const int r = t.half * R + tid % R, c = tid % (THREADS / 2) / R;
         const Tile at_row(a, first_tile + tile);
         const Matrix& m = a.matrix[at_row.matrix];
-        const int row = at_row.row + r;
-        if (r >= OWN || row >= m.rows || c >= count) continue;
+        const int row = at_row.row + row_in_tile(r);
+        if (is_up(r) || row >= m.rows || c >= count) continue;
         float y = mail.sum(r, c);
-        if (MODE == GATE_UP) y = silu_f32(y) * mail.sum(r + OWN, c);
+        if (MODE == GATE_UP) y = silu_f32(y) * mail.sum(r + 4, c);
         const int at = MODE == DENSE ? begin + c : a.order[begin + c];
         float* out = m.out + (long long)at * m.rows + row;
         *out = MODE == DENSE && a.join ? fmaf(sigmoid_f32(a.join[at]), y, *out) : y;

@@ -51,7 +51,7 @@ static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 
 namespace emulated {
 
-enum Wait { RUNNING, AT_WARP, AT_BLOCK, ENDED };
+enum Wait { RUNNING, AT_WARP, AT_BLOCK, AT_GROUP, ENDED };
 
 struct Copy { void* to; uint64_t words[2]; int n; };
 
@@ -77,6 +77,7 @@ inline void* scheduler_pointer;
 inline void (*body)();
 inline char* dynamic_shared;
 inline size_t dynamic_bytes;
+inline int group_sizes[16];  // threads that a numbered barrier waits for
 inline bool early;  // asynchronous copies land at once
 
 struct Range { char* begin; size_t bytes; };
@@ -192,6 +193,11 @@ inline bool release() {
             if (f.wait == AT_BLOCK) f.wait = RUNNING;
         moved = true;
     }
+    int met[16] = {};
+    for (const Fibre& f : fibres)
+        if (f.wait == AT_GROUP) met[f.site]++;
+    for (Fibre& f : fibres)
+        if (f.wait == AT_GROUP && met[f.site] == group_sizes[f.site]) f.wait = RUNNING, moved = true;
     return moved || !live;
 }
 
@@ -448,6 +454,11 @@ static inline void ptx_cvt_f32_f16(float& r, unsigned short h) { _Float16 v; std
 static inline void ptx_cvt_rn_f16_f32(unsigned short& h, float f) { _Float16 v = _Float16(f); std::memcpy(&h, &v, 2); }
 static inline void ptx_cp_async_cg_shared_global(unsigned to, const void* from) { emulated::copy_later(to, from, 16); }
 static inline void ptx_cp_async_ca_shared_global(unsigned to, const void* from) { emulated::copy_later(to, from, 4); }
+static inline void ptx_bar_sync(int id, int threads) {
+    if (id < 1 || id > 15 || threads % 32) emulated::fail("a numbered barrier has a number of 1 to 15 and whole warps");
+    emulated::group_sizes[id] = threads;
+    emulated::yield(emulated::AT_GROUP, id);
+}
 static inline void ptx_cp_async_commit_group() {
     emulated::self->groups.push_back(emulated::self->open);
     emulated::self->open.clear();
@@ -504,3 +515,17 @@ static inline void ptx_ld_acquire_cta_shared_u32(unsigned& value, unsigned addre
 static inline void ptx_st_release_cta_shared_u32(unsigned address, unsigned value) {
     std::memcpy(emulated::shared_pointer(address), &value, 4);
 }
+// A copy of bytes whose end a barrier tells: it lands before the arrival that told how many bytes are to come is seen.
+static inline void ptx_mbarrier_arrive_expect_tx_shared_b64(unsigned long long& state, unsigned address, unsigned) {
+    ptx_mbarrier_arrive_shared_b64(state, address);
+}
+static inline void ptx_cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(unsigned to, const void* from,
+                                                                                         unsigned bytes, unsigned barrier) {
+    mbarrier_at(barrier);
+    if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) emulated::fail("a bulk copy is not aligned to 16 bytes");
+    std::memcpy(emulated::shared_pointer(to), from, bytes);
+}
+static inline void ptx_mbarrier_try_wait_parity_shared_b64(unsigned& done, unsigned address, unsigned parity) {
+    ptx_mbarrier_test_wait_parity_shared_b64(done, address, parity);
+}
+static inline void ptx_fence_mbarrier_init_release_cluster() {}
