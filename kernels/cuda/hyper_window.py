@@ -30,7 +30,10 @@ from strata.kernels.ops import ACT_BLOCK, LANES, Hyper
 WINDOW_ROWS: Final = 16
 ELEMENTS: Final = 32
 """Elements of u of a block of hyper_window.cu."""
-_MOST_SPANS: Final = 8
+_MOST_COLS: Final = 8 * LANES
+"""Inputs of a row of `up`, whose codes are registers of a warp."""
+_AT_ONCE: Final = (1, 2, 5)
+"""Blocks of inputs of `up` that a warp quantises at once."""
 _MOST_BLOCK: Final = 64
 _STREAMS: Final = (2, 4)
 _STATIC: Final = 3072
@@ -75,7 +78,7 @@ def norm_streams(
 def takes(hc: Hyper, n: int, streams: int, width: int) -> bool:
     """Whether `mix` does these rows."""
     kind, cols = hc.up.type, hc.up.cols
-    fits = width % ELEMENTS == 0 and cols <= _MOST_SPANS * LANES and kind.block <= _MOST_BLOCK
+    fits = width % ELEMENTS == 0 and cols <= _MOST_COLS and kind.block <= _MOST_BLOCK
     known = _plain(kind) and kind.group == ACT_BLOCK and (hc.inject is None or hc.inject.type.name == "F32")
     few = streams in _STREAMS and n <= min(WINDOW_ROWS, 4 * streams)
     return few and fits and known and _end_shared(hc.up, n, streams) <= _room()
@@ -123,11 +126,17 @@ def _room() -> int:
     return cards.card().shared_block - _STATIC
 
 
+def _eights(n: int) -> int:
+    """Of rows of activations."""
+    return -(-n // 8)
+
+
 def _end_shared(up: Weight, n: int, streams: int) -> int:
     """Parts of hyper_window.cu."""
-    stream = (ELEMENTS * up.type.row_bytes(up.cols) + 31) // 16 * 16
-    scales = n * up.cols // ACT_BLOCK * 4
-    return streams * stream + n * up.cols + scales * (1 + up.type.has_offset) + n * streams * ELEMENTS * 4
+    stream, columns = (ELEMENTS * up.type.row_bytes(up.cols) + 31) // 16 * 16, 8 * _eights(n)
+    pitch = up.cols + (32 - up.cols) % LANES
+    scales = columns * up.cols // ACT_BLOCK * 4 * (1 + up.type.has_offset)
+    return streams * stream + columns * pitch + scales + n * (2 * streams * ELEMENTS + 4) * 4
 
 
 def _end(
@@ -146,11 +155,14 @@ def _end(
     streams = normed.shape[1] // width
     n_beta, threads = 0 if beta is None else beta.size, 4 * streams * ELEMENTS
     inject = None if hc.inject is None else hc.inject.data
+    spans = cols // ACT_BLOCK
+    at_once = next((h for h in _AT_ONCE if h * threads >= n * cols), _AT_ONCE[-1])
     launch(
         "hyper_window.cu", "hyper_window", (width // ELEMENTS + -(-n_beta * LANES // threads),), (threads,),
         a, normed, hc.up.data, inject, u, beta, *added, left,
-        I32(fresh), I32(n), I32(width), I32(cols), I32(n_beta), scale,
-        shared=_end_shared(hc.up, n, streams), TYPE=hc.up.type.name, SPANS=-(-cols // LANES), STREAMS=streams,
+        I32(n), I32(width), I32(n_beta), scale,
+        shared=_end_shared(hc.up, n, streams),
+        TYPE=hc.up.type.name, SPANS=spans, STREAMS=streams, FRESH=fresh, EIGHTS=_eights(n), AT_ONCE=at_once,
     )  # fmt: skip
 
 

@@ -25,8 +25,10 @@ def operations() -> Iterator[tuple[str, Constants]]:
         yield "hyper.cu", {"PER_THREAD": per, "STREAMS": 4}
     for order, sums in (("NATIVE", 0), ("NATIVE", 16), ("EVEN_ODD", 0)):
         yield "hyper.cu", {"PER_THREAD": 20, "STREAMS": 4, "INPUT_ORDER": order, "SUMS": sums}
-    for kind, spans in (("Q8_0", 3), ("Q8_0", 1), ("Q5_1", 3), ("IQ4_NL", 3)):
-        yield "hyper_window.cu", {"TYPE": kind, "SPANS": spans, "STREAMS": 4}
+    for kind, spans in (("Q8_0", 10), ("Q8_0", 2), ("Q5_1", 10), ("IQ4_NL", 32)):
+        up: Constants = {"TYPE": kind, "SPANS": spans, "STREAMS": 4}
+        for fresh, eights, at_once in ((1, 1, 1), (0, 1, 5), (0, 2, 5)):
+            yield "hyper_window.cu", up | {"FRESH": fresh, "EIGHTS": eights, "AT_ONCE": at_once}
     for kind in ("Q6_K", "Q8_0", "Q5_K", "IQ4_XS"):
         yield "hyper_down.cu", {"TYPE": kind, "ROWS": 3, "FUSED": 0}
         yield "hyper_down.cu", {"TYPE": kind, "ROWS": 3, "FUSED": 1, "STREAMS": 4, "PER_THREAD": 20}

@@ -1,19 +1,19 @@
 // The end of a hyper-connection's mix in a window: gates = up(silu(a * scale)), the mean of the gated streams, and beta.
 //
 // A block makes ELEMENTS elements of u for all rows: the weight rows of all its streams come to shared memory before the
-// activations are there. Four lanes share a weight row, each takes every fourth span of 32 columns and keeps its codes in
-// registers for all rows; the terms of a row are added in the order of the row. The blocks after those make BETAS beta
+// activations are there. A warp takes eight weight rows and keeps their codes in registers as matrix steps want them; its
+// lanes add the terms of two activation rows each, in the order of the weight row. The blocks after those make BETAS beta
 // each, lanes(inject * normed): all of it before the kernel that made `a` ends.
 // What the products of u want is left beside it (forms.cuh).
-// x null: the streams have been added to before. Else x = fma(strength, y, x) here, and `fresh`: the kernel before has made
-// `normed` of it, and beta.
-// Constants   TYPE a format of groups of 32 without a table, SPANS of a lane: R <= 128 * SPANS, STREAMS = C
+// FRESH = 1: the kernel before has made `normed` and beta; x null: the streams have been added to before, else
+// x = fma(strength, y, x) here.
+// Constants   TYPE a format of groups of 32 without a table, SPANS = R / 32, STREAMS = C, FRESH, EIGHTS of activation rows,
+//             AT_ONCE blocks of 32 inputs that a warp quantises
 // Shapes      a (n, R), normed (n, C, H), up (C * H, R), inject (C, C * H) or null -> u (n, H), beta (n, C); H a multiple
 //             of ELEMENTS. Dynamic shared memory: `Parts`
 // Source      `product`, `lanes` and `ops.Kernels.hyper_mix`
 #include "rows.cuh"
 #include "formats.cuh"
-#include "quantize.cuh"
 #include "quantize_lane.cuh"
 #include "forms.cuh"
 
@@ -21,65 +21,76 @@ typedef TYPE F;
 constexpr int ELEMENTS = 32;
 constexpr int WEIGHT_ROWS = STREAMS * ELEMENTS;
 constexpr int THREADS = 4 * WEIGHT_ROWS;
+constexpr int WARPS = THREADS / 32;
+constexpr int ROWS_OF_WARP = 8;
 constexpr int CHUNK_BYTES = 256 / F::BLOCK * F::BYTES;
+constexpr int COLUMNS = 8 * EIGHTS;
+constexpr int INPUT_PITCH = 32 * SPANS + (32 - 32 * SPANS % 128 + 128) % 128;  // four rows of inputs lie in different banks
+constexpr int GATE_PITCH = WEIGHT_ROWS + 4;
 constexpr int BETAS = THREADS / LANES;  // of a block
 constexpr int BATCH = 20;               // loads of a chain of beta under way
+constexpr int BESIDE = SPANS <= 10 && EIGHTS == 1 ? 2 : 1;  // registers that leave room for a block of the next kernel
+static_assert(WARPS * ROWS_OF_WARP == WEIGHT_ROWS, "a warp has eight weight rows");
 static_assert(BETAS * LANES == THREADS, "a beta is the work of 128 threads");
 
-// Shared memory, in bytes from its beginning. hyper.py computes the same.
+// Shared memory, in bytes from its beginning. hyper_window.py computes the same.
 struct Parts {
-    int stream, inputs, scales, sums, gates;  // `stream`: bytes of the weight rows of one stream
+    int stream, inputs, scales, sums, normed, gates;  // `stream`: bytes of the weight rows of one stream
 
-    DEVICE static Parts of(int row_bytes, int cols, int n) {
+    DEVICE static Parts of(int row_bytes, int n) {
         Parts p;
         p.stream = (ELEMENTS * row_bytes + 31) / 16 * 16;
         p.inputs = STREAMS * p.stream;
-        p.scales = p.inputs + n * cols;
-        p.sums = p.scales + n * cols / 8;
-        p.gates = p.sums + (F::OFFSET ? n * cols / 8 : 0);
+        p.scales = p.inputs + COLUMNS * INPUT_PITCH;
+        p.sums = p.scales + COLUMNS * SPANS * 4;
+        p.normed = p.sums + (F::OFFSET ? COLUMNS * SPANS * 4 : 0);
+        p.gates = p.normed + n * WEIGHT_ROWS * 4;
         return p;
     }
 };
 
-struct Codes {  // of a lane's spans
-    u32 word[SPANS][8];
-    float scale[SPANS], offset[SPANS];
+// Of a weight row, which lies at `row`: the words of one of its four lanes. Two spans are a fragment of a matrix step, one in
+// the place of a row and the other in that of the row eight below; a step uses one half of its results.
+struct Codes {
+    static constexpr int PAIRS = (SPANS + 1) / 2;
+    u32 word[PAIRS][4];
+    const u8* row;
 
-    DEVICE void load(const u8* row, int spans, int t) {
+    DEVICE explicit Codes(const u8* row, int t) : row(row) {
 #pragma unroll
-        for (int i = 0; i < SPANS; i++) {
-            const int span = min(4 * i + t, spans - 1);
-            const u8* p = row + span / 8 * CHUNK_BYTES;
-#pragma unroll
-            for (int u = 0; u < 4; u++) F::span(p, span & 7, u, Grid{0}, word[i][2 * u], word[i][2 * u + 1]);
-            scale[i] = F::scale(p, span & 7);
-            offset[i] = F::offset(p, span & 7);
+        for (int s = 0; s < 2 * PAIRS; s++) {
+            const int span = s < SPANS ? s : SPANS - 1;
+            F::span(row + span / 8 * CHUNK_BYTES, span & 7, t, Grid{0}, word[s / 2][s & 1], word[s / 2][2 + (s & 1)]);
         }
     }
+    DEVICE float scale(int s) const { return F::scale(row + s / 8 * CHUNK_BYTES, s & 7); }
+    DEVICE float offset(int s) const { return F::offset(row + s / 8 * CHUNK_BYTES, s & 7); }
 };
 
-// The product of a weight row with one activation row; every lane of the four gets it.
-DEVICE float row_product(const Codes& codes, const u8* q, const float* d, const float* sums, int spans, int t) {
-    float term[SPANS], shift[SPANS];
+// The products of a weight row with the activation rows 2 t and 2 t + 1 of every eight.
+DEVICE void row_products(const Codes& codes, const u8* memory, const Parts& at, float (&acc)[EIGHTS][2]) {
+    const int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+    const u8* q = memory + at.inputs + g * INPUT_PITCH + 8 * t;
+    const float *d = (const float*)(memory + at.scales) + 2 * t, *sums = (const float*)(memory + at.sums) + 2 * t;
 #pragma unroll
-    for (int i = 0; i < SPANS; i++) {
-        const int span = min(4 * i + t, spans - 1);
-        const uint4 low = *(const uint4*)(q + 32 * span), high = *(const uint4*)(q + 32 * span + 16);
-        const u32 input[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        int sum = 0;
+    for (int e = 0; e < EIGHTS; e++) acc[e][0] = acc[e][1] = 0.0f;
 #pragma unroll
-        for (int k = 0; k < 8; k++) sum = __dp4a((int)codes.word[i][k], (int)input[k], sum);
-        term[i] = (float)sum * codes.scale[i];
-        shift[i] = F::OFFSET ? sums[span] * codes.offset[i] : 0.0f;
+    for (int s = 0; s < SPANS; s++) {
+        const float scale = codes.scale(s), lift = -MAGIC * scale, offset = codes.offset(s);
+#pragma unroll
+        for (int e = 0; e < EIGHTS; e++) {
+            const uint2 input = *(const uint2*)(q + 8 * e * INPUT_PITCH + 32 * s);
+            const float2 by = *(const float2*)(d + s * COLUMNS + 8 * e);
+            int c[4];
+            multiply32<16>(c, codes.word[s / 2], input.x, input.y);
+            acc[e][0] = fmaf(scaled(c[2 * (s & 1)], scale, lift), by.x, acc[e][0]);
+            acc[e][1] = fmaf(scaled(c[2 * (s & 1) + 1], scale, lift), by.y, acc[e][1]);
+            if (!F::OFFSET) continue;
+            const float2 sum = *(const float2*)(sums + s * COLUMNS + 8 * e);
+            acc[e][0] = fmaf(sum.x * offset, by.x, acc[e][0]);
+            acc[e][1] = fmaf(sum.y * offset, by.y, acc[e][1]);
+        }
     }
-    float acc = 0.0f;
-#pragma unroll
-    for (int g = 0; g < 4 * SPANS; g++) {  // no branch: the exchanges are under way together
-        const float next = __shfl_sync(ALL, term[g / 4], g & 3, 4), after = F::OFFSET ? __shfl_sync(ALL, shift[g / 4], g & 3, 4) : 0.0f;
-        const float scale = d[min(g, spans - 1)], sum = fmaf(next, scale, acc);
-        acc = g < spans ? F::OFFSET ? fmaf(after, scale, sum) : sum : acc;
-    }
-    return acc;
 }
 
 // Rows of `inject` with an activation row, each by 128 threads: thread j is chain j.
@@ -110,35 +121,48 @@ DEVICE void make_beta(const float* normed, const float* inject, float* beta, int
     if (works && j == 0) beta[mine] = 2.0f * sigmoid_f32(sum * scale);
 }
 
-// silu(a * scale) of all rows to int8 in shared memory. Whole warps.
-DEVICE void inputs_to_shared(const float* a, u8* memory, const Parts& at, int n, int cols, float scale) {
-    const int octets = n * cols / 8;
-    for (int first = threadIdx.x & ~31; first < octets; first += THREADS) {
-        const int o = first + (threadIdx.x & 31);
-        float v[8];
-        load_octet(v, a + 8ll * min(o, octets - 1));
+// silu(a * scale) of all rows to int8 in shared memory: AT_ONCE blocks of a warp at once.
+DEVICE void inputs_to_shared(const float* a, u8* memory, const Parts& at, int n, float scale) {
+    const int blocks = n * SPANS, lane = threadIdx.x & 31;
+    for (int first = threadIdx.x >> 5; first < blocks; first += AT_ONCE * WARPS) {
+        float v[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = silu_f32(v[i] * scale);
-        const Octet octet = quantize_octet(v);
-        if (o >= octets) continue;
-        store_octet<F::ORDER>(memory + at.inputs + 32 * (o / 4), o & 3, octet);
-        if ((o & 3) == 0) *(float*)(memory + at.scales + o) = octet.d;
-        if (F::OFFSET) store_sums<32>((float*)(memory + at.sums) + o / 4, o & 3, octet);
+        for (int i = 0; i < AT_ONCE; i++) v[i] = a[32ll * min(first + i * WARPS, blocks - 1) + lane];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) v[i] = silu_f32(v[i] * scale);
+        const LaneScales<AT_ONCE> scales(v);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int block = first + i * WARPS, r = block / SPANS, s = block - r * SPANS, q = scales.quantized(v[i], i);
+            if (block >= blocks) break;
+            memory[at.inputs + r * INPUT_PITCH + 32 * s + place_in_block<F::ORDER>(lane)] = (u8)q;
+            if (lane == i) ((float*)(memory + at.scales))[s * COLUMNS + r] = scales.d[0];
+            if (!F::OFFSET) continue;
+            const int sum = sum_of_group<32>(q);
+            if (lane == 0) ((float*)(memory + at.sums))[s * COLUMNS + r] = (float)sum;
+        }
     }
 }
 
-KERNEL void __launch_bounds__(THREADS)
+// The block's elements of `normed`, past the first level of the cache.
+DEVICE void copy_normed(const float* normed, u8* memory, const Parts& at, int n, int width, int first) {
+    constexpr int QUADS = ELEMENTS / 4;
+    for (int i = threadIdx.x; i < n * STREAMS * QUADS; i += THREADS)
+        copy16(memory + at.normed + 16 * i, normed + static_cast<long long>(i / QUADS) * width + first + 4 * (i % QUADS));
+}
+
+KERNEL void __launch_bounds__(THREADS, BESIDE)
     hyper_window(const float* a, const float* normed, const u8* up, const float* inject, float* u, float* beta, float* x,
-                 const float* strength, const float* y, PARAMETER Forms forms, int fresh, int n, int width, int cols,
-                 int n_beta, float scale) {
+                 const float* strength, const float* y, PARAMETER Forms forms, int n, int width, int n_beta,
+                 float scale) {
     extern __shared__ __align__(16) u8 memory[];
     const int blocks = width / ELEMENTS, tid = threadIdx.x, t = tid & 3;
-    if (blockIdx.x >= blocks) {
+    if (!FRESH && blockIdx.x >= blocks) {
         make_beta(normed, inject, beta, blockIdx.x - blocks, n_beta, STREAMS * width, scale);
         return;
     }
-    const int row_bytes = cols / F::BLOCK * F::BYTES, spans = cols / 32, first = blockIdx.x * ELEMENTS;
-    const Parts at = Parts::of(row_bytes, cols, n);
+    const int row_bytes = 32 * SPANS / F::BLOCK * F::BYTES, first = blockIdx.x * ELEMENTS;
+    const Parts at = Parts::of(row_bytes, n);
     for (int c = 0; c < STREAMS; c++) {
         const u8* from = up + (static_cast<long long>(c) * width + first) * row_bytes;
         const int shift = (int)((u64)from & 15);
@@ -146,49 +170,52 @@ KERNEL void __launch_bounds__(THREADS)
         for (int i = 16 * tid; i < shift + ELEMENTS * row_bytes; i += 16 * THREADS)
             copy16(memory + c * at.stream + i, from - shift + i);
     }
+    if (!FRESH) copy_normed(normed, memory, at, n, width, first);
     copies_commit();
     const int output = tid / ELEMENTS, element = tid % ELEMENTS;  // the activation row and element that a thread ends
     const long long own = static_cast<long long>(output) * STREAMS * width + first + element;
-    float streams[STREAMS], added[STREAMS];
-    if (output < n) {
+    float added[STREAMS];
+    if (FRESH && x && output < n) {
+        const float v = read_early(y + static_cast<long long>(output) * width + first + element);
 #pragma unroll
-        for (int c = 0; c < STREAMS; c++) {
-            if (!fresh) streams[c] = read_early(normed + own + c * width);
-            if (!x) continue;
-            const float v = read_early(y + static_cast<long long>(output) * width + first + element);
+        for (int c = 0; c < STREAMS; c++)
             added[c] = fmaf(read_early(strength + output * STREAMS + c), v, read_early(x + own + c * width));
-        }
     }
     copies_wait<0>();
     __syncthreads();
-    const int stream = tid / 4 / ELEMENTS, row = tid / 4 % ELEMENTS;
+    const int row = tid / 4, stream = row / ELEMENTS;  // of the weights
     const u8* begin = up + (static_cast<long long>(stream) * width + first) * row_bytes;
-    Codes codes;
-    codes.load(memory + stream * at.stream + ((u64)begin & 15) + row * row_bytes, spans, t);
+    const Codes codes(memory + stream * at.stream + ((u64)begin & 15) + row % ELEMENTS * row_bytes, t);
 
     inputs_ready();
-    if (output < n) {
-#pragma unroll
-        for (int c = 0; c < STREAMS; c++) {
-            if (fresh) streams[c] = normed[own + c * width];
-            if (x) x[own + c * width] = added[c];
-        }
+    if (FRESH) {
+        copy_normed(normed, memory, at, n, width, first);
+        copies_commit();
     }
-    inputs_to_shared(a, memory, at, n, cols, scale);
+    if (FRESH && x && output < n)
+#pragma unroll
+        for (int c = 0; c < STREAMS; c++) x[own + c * width] = added[c];
+    inputs_to_shared(a, memory, at, n, scale);
     __syncthreads();
     float* gates = (float*)(memory + at.gates);
-    for (int r = 0; r < n; r++) {
-        const float gate = row_product(codes, memory + at.inputs + r * cols, (const float*)(memory + at.scales) + r * spans,
-                                       (const float*)(memory + at.sums) + r * spans, spans, t);
-        if (t == (r & 3)) gates[r * WEIGHT_ROWS + tid / 4] = sigmoid_f32(gate);
-    }
+    float gate[EIGHTS][2];
+    row_products(codes, memory, at, gate);
+#pragma unroll
+    for (int e = 0; e < EIGHTS; e++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const int input = 8 * e + 2 * t + k;
+            if (input < n) gates[input * GATE_PITCH + row] = sigmoid_f32(gate[e][k]);
+        }
+    copies_wait<0>();
     __syncthreads();
     if (output >= n) return;
+    const float* streams = (const float*)(memory + at.normed) + output * WEIGHT_ROWS + element;
     float sum = 0.0f;
 #pragma unroll
     for (int c = 0; c < STREAMS; c++) {
-        const float gate = gates[output * WEIGHT_ROWS + c * ELEMENTS + element];
-        sum = c ? fmaf(gate, streams[c], sum) : gate * streams[c];
+        const float by = gates[output * GATE_PITCH + c * ELEMENTS + element];
+        sum = c ? fmaf(by, streams[c * ELEMENTS], sum) : by * streams[c * ELEMENTS];
     }
     const long long block = (static_cast<long long>(output) * width + first) / 32;
     u[32 * block + element] = sum * scale;
