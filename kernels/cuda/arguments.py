@@ -45,6 +45,7 @@ PROMPT: Final = structure(
 LANES_WINDOW: Final = structure(
     ("x", "join", "first", "second", "ids", "weights", "given", "beside"), ("early", "n", "used", "cols", "tiles")
 )
+CHAINS_WINDOW: Final = structure(("x", "join"), ("early", "n", "cols", "rows"))
 LANES_PROMPT: Final = structure(
     ("x", "join", "first", "second", "order", "tile_list", "n_tiles"), ("n", "divide", "cols", "row_tiles", "each")
 )
@@ -76,7 +77,15 @@ def enter_matrices(arguments: np.ndarray, matrices: Sequence[tuple[int, DeviceAr
     return tiles
 
 
-def run(source: str, constants: Constants, blocks: int, threads: int, arguments: np.ndarray, shared: int = 0) -> None:
-    """Queue the kernel of src/`source`.cu on the current stream."""
+def run(
+    source: str,
+    constants: Constants,
+    blocks: int,
+    threads: int,
+    arguments: np.ndarray,
+    shared: int = 0,
+    parts: int = 1,
+) -> None:
+    """Queue the kernel of src/`source`.cu on the current stream, over a grid of blocks x parts."""
     kernel = load_kernel(f"{source}.cu", source, **constants)
-    kernel((blocks,), (threads,), (arguments,), shared_mem=shared)
+    kernel((blocks, parts), (threads,), (arguments,), shared_mem=shared)

@@ -21,9 +21,8 @@ import numpy as np
 
 from strata.kernels.check import check, require
 from strata.kernels.cuda import card as cards
-from strata.kernels.cuda import forms, plans, prompt_plans, row_product
+from strata.kernels.cuda import chains, forms, plans, prompt_plans, row_product
 from strata.kernels.cuda.arguments import (
-    LANES_WINDOW,
     MATRICES,
     PROMPT,
     WINDOW,
@@ -51,11 +50,11 @@ _OCTET: Final = 8
 _ALIGNMENT: Final = 16
 
 
-def quantize(workspace: Workspace, x: DeviceArray, kind: TensorType) -> Quantized:
-    """`quantize` of ops.py for a weight of this type."""
+def quantize(workspace: Workspace, x: DeviceArray, kind: TensorType, order: str | None = None) -> Quantized:
+    """`quantize` of ops.py for a weight of this type; `order`: another one than windows want."""
     made = room_for_quantized(workspace, len(x), x.shape[1], kind)
     octets = x.size // _OCTET
-    kernel = load_kernel("quantize.cu", "quantize", INPUT_ORDER=plans.order(kind), SUMS=kind.sums)
+    kernel = load_kernel("quantize.cu", "quantize", INPUT_ORDER=order or plans.order(kind), SUMS=kind.sums)
     pointers = (np.uint64(address(a)) for a in (x, made.q, made.d, made.sums))
     kernel((-(-octets // 256),), (256,), (*pointers, np.int64(octets)), shared_mem=0)
     return made
@@ -75,11 +74,11 @@ class QuantizedInputs:
         self._x = x
         self._made: dict[tuple[str, int], Quantized] = {}
 
-    def of(self, kind: TensorType) -> Quantized:
-        """As a type wants it."""
-        key = plans.order(kind), kind.sums
+    def of(self, kind: TensorType, order: str) -> Quantized:
+        """As a type wants it, in the order of a plan."""
+        key = order, kind.sums
         if key not in self._made:
-            self._made[key] = quantize(self._workspace, self._x, kind)
+            self._made[key] = quantize(self._workspace, self._x, kind, order)
         return self._made[key]
 
 
@@ -162,12 +161,7 @@ def _window(
     """Up to 16 rows with matrices of one type; in parts when the card's shared memory does not hold the rows."""
     kind, (n, cols) = weights[0].type, x.shape
     if kind.is_float:
-        arguments = fill(LANES_WINDOW, x=x, join=join, early=int(early), n=n, cols=cols)
-        rows = enter_matrices(arguments, _matrices(weights, outs), 1)
-        arguments["tiles"] = rows
-        constants = lanes_constants(kind, cols, DENSE, n)
-        blocks = min(-(-rows // LANES_WARPS), LANES_BLOCKS * cards.card().multiprocessors)
-        run("lanes_window", constants, blocks, 32 * LANES_WARPS, arguments)
+        chains.launch_dense(kind, _matrices(weights, outs), x, join, early)
         return
     matrices = _matrices(weights, outs)
     tiled: plans.WindowPlan | None = None
@@ -251,12 +245,12 @@ def _prompt(
         launch_prompt(kind, DENSE, n, matrices, x=x, join=join, n=n, divide=1, cols=cols)
         return
     plan = prompt_plans.prompt_plan(cards.card(), kind, DENSE, tuple(w.rows for w in weights), cols, n)
-    made = inputs.of(kind)
+    made = inputs.of(kind, plan.order(kind))
     arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, join=join, n=n, divide=1, cols=cols, run=plan.run)
     runs = enter_matrices(arguments, matrices, plan.rows_of_a_run(DENSE))
     arguments["row_tiles"] = runs
     blocks = runs * -(-n // plan.cut.columns)
-    run("product_prompt", plan.constants(kind, DENSE), blocks, plan.cut.threads, arguments, plan.shared)
+    run(plan.source, plan.constants(kind, DENSE), blocks, plan.cut.threads, arguments, plan.shared)
 
 
 def dequantize(workspace: Workspace, w: Weight, rows: DeviceArray) -> DeviceArray:

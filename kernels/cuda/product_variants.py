@@ -13,6 +13,7 @@ from typing import Final
 
 from strata.kernels.cuda import plans, prompt_plans, row_plans
 from strata.kernels.cuda.card import Card
+from strata.kernels.cuda.chains import chains_plan
 from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.lanes import lanes_plan, vector_width
 from strata.kernels.cuda.plans import DENSE, DOWN, GATE_UP, PAIRS
@@ -83,7 +84,10 @@ def _floats(card: Card, kind: TensorType, modes: Sequence[str]) -> Iterator[tupl
     for mode in modes:
         for cols in (256, 257):
             for n in (1, 8):
-                yield "lanes_window.cu", lanes_constants(kind, cols, mode, n)
+                if mode == DENSE:
+                    yield "chains_window.cu", chains_plan(card.multiprocessors, 512, n).constants(kind, cols)
+                else:
+                    yield "lanes_window.cu", lanes_constants(kind, cols, mode, n)
             if mode != DOWN:
                 yield "lanes_prompt.cu", lanes_plan(card, kind, cols, 33, 16).constants(kind, mode, cols)
             if mode == DENSE:

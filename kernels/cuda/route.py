@@ -8,12 +8,12 @@ Cost     a warp a row: the logits are read once; some hundred instructions while
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from strata.kernels.check import check, require
-from strata.kernels.cuda import card as cards
+from strata.kernels.cuda import chains
 from strata.kernels.cuda.launch import F32, I32, launch
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.formats import Weight
@@ -25,8 +25,6 @@ WINDOW_ROWS: Final = 16
 _LANES: Final = 32
 _ROWS: Final = 4
 """Rows of a block."""
-_STATIC: Final = 4096
-"""Bytes of shared memory that a block of route_window leaves."""
 
 
 def _check_picks(experts: int, used: int) -> None:
@@ -53,10 +51,8 @@ def route(workspace: Workspace, logits: DeviceArray, used: int) -> tuple[DeviceA
 
 
 def fits_window(router: Weight, shared: Weight, n: int) -> bool:
-    """Whether `route_window` takes n rows: float matrices of one type, rows of whole fours, room for the inputs."""
-    room = cards.card().shared_block - _STATIC
-    fits = router.type.is_float and router.type is shared.type and router.cols % 4 == 0
-    return fits and 1 <= n <= WINDOW_ROWS and 4 * n * router.cols <= room
+    """Whether `route_window` takes n rows: float matrices of one type."""
+    return router.type.is_float and router.type is shared.type and 1 <= n <= WINDOW_ROWS
 
 
 def route_window(
@@ -76,11 +72,12 @@ def route_window(
     _check_picks(experts, used)
     logits, shared_logits = workspace.array((n, experts)), workspace.array((n,))
     picked, weights = workspace.array((n, used), I32), workspace.array((n, used))
-    warps = _ROWS if n <= _ROWS else 2 * _ROWS
+    plan = chains.router_plan(experts + 1, n)
+    constants: dict[str, Any] = plan.constants(router.type, router.cols)
     launch(
-        "route_window.cu", "route_window", (-(-(experts + 1) // warps),), (_LANES * warps,),
+        "route_window.cu", "route_window", (plan.blocks,), (plan.threads,),
         router.data, shared.data, x, logits, shared_logits, picked, weights, ended,
-        I32(n), I32(experts), I32(router.cols), I32(used), shared=4 * n * router.cols,
-        TYPE=router.type.name, WARPS=warps, INPUTS=1 if n == 1 else 8, PER_LANE=_per_lane(experts),
+        I32(n), I32(experts), I32(router.cols), I32(used),
+        PER_LANE=_per_lane(experts), **constants,
     )  # fmt: skip
     return picked, weights, shared_logits

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from strata.kernels.cuda.chains import router_plan
 from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.gdn import HEAD_SIZES
 from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD
+from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
 
 _PLAIN: Final = ("norm", "embed", "ple", "sample", "window", "qsa_score", "qsa_select")
@@ -34,8 +36,8 @@ def operations() -> Iterator[tuple[str, Constants]]:
         yield "hyper_down.cu", {"TYPE": kind, "ROWS": 3, "FUSED": 1, "STREAMS": 4, "PER_THREAD": 20}
     for per in (1, 16):
         yield "route.cu", {"PER_LANE": per}
-        for n, warps in ((1, 4), (8, 8)):
-            yield "route_window.cu", {"TYPE": "F32", "WARPS": warps, "INPUTS": n, "PER_LANE": per}
+        for n in (1, 2, 8):
+            yield "route_window.cu", router_plan(513, n).constants(BY_NAME["F32"], 2560) | {"PER_LANE": per}
     for d in HEAD_SIZES:
         yield "gdn.cu", {"HEAD_SIZE": d, "TAPS": 4}
         yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4}

@@ -75,14 +75,17 @@ DEVICE float read_early(const float* p) {
 }
 
 // Whether this is the last of `blocks` to come here, after all its threads; what the others wrote before can then be read
-// past the first cache. `ended`: a word that is 0, and is again afterwards.
+// past the first cache. `ended`: a word that is 0, and is again afterwards. One thread's fences do for what its block's
+// barriers order before and behind them.
 DEVICE bool last_block(u32* ended, u32 blocks) {
     __shared__ u32 before;
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) before = atomicInc(ended, blocks - 1);
+    if (threadIdx.x == 0) {
+        __threadfence();
+        before = atomicInc(ended, blocks - 1);
+        __threadfence();
+    }
     __syncthreads();
-    __threadfence();
     return before == blocks - 1;
 }
 

@@ -1,15 +1,15 @@
-// The product of float weights with the 1 to 16 rows of a window. Order of summation: ops.py, `lanes`.
+// Experts of float weights with the 1 to 16 rows of a window. Order of summation: ops.py, `lanes`. Dense matrices:
+// chains_window.cu.
 //
 // A warp computes one weight row (two for GATE_UP) for up to 8 activation rows at once: lane l holds the chains 4 l to
 // 4 l + 3 of each sum, reads four neighbouring weights a load and folds at the end. Activations come through the cache.
 //
 // Constants: TYPE (F32, F16, BF16), INPUTS activation rows at once (1, 8), VEC (4 when cols % 4 == 0, else 1), WARPS, and
-// MODE as in product_row.cu: DENSE, GATE_UP, DOWN, PAIRS.
+// MODE as in product_row.cu: GATE_UP, DOWN, PAIRS.
 #include "device.cuh"
 #include "lanes.cuh"
 #include "experts.cuh"
 
-#define DENSE 0
 #define GATE_UP 1
 #define DOWN 2
 #define PAIRS 3
@@ -26,7 +26,7 @@ struct Matrix {
 struct Arguments {
     Matrix matrix[MATRICES];
     const float* x;      // (inputs, cols)
-    const float* join;   // DENSE: null, or (n,): out = fma(sigmoid(join[row]), y, out)
+    const float* join;   // (n,), with `beside`
     const u64* first;    // addresses of the experts' gate or down
     const u64* second;   // of up
     const int* ids;      // (n, used)
@@ -34,7 +34,7 @@ struct Arguments {
     const float* given;  // (n * used, rows), or null
     const float* beside; // DOWN: null, or (n, rows): out = fma(sigmoid(join[row]), beside, out) at the end
     int early;           // works beside the kernel before it (intrinsics.cuh)
-    int n, used, cols, tiles;  // tiles: rows of all matrices, or of an expert
+    int n, used, cols, tiles;  // tiles: rows of an expert
 };
 
 // out[c] = sum of one weight row with inputs x[c], in lane 0.
@@ -66,32 +66,22 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void lanes_window(PARAMETER Arguments a)
     const long long row_bytes = (long long)a.cols * TYPE::BYTES;
     const Lists<COLUMNS> lists{shared, pairs};
     float* y = (float*)(shared + 1 + pairs * (4 + COLUMNS));  // DOWN: [rows of the block][pairs]
-    if (MODE != DENSE) lists.build(a.ids, a.first);
+    lists.build(a.ids, a.first);
 
     const int first_row = MODE == DOWN ? (int)((long long)a.tiles * blockIdx.x / gridDim.x) : 0;
     const int rows = MODE == DOWN ? (int)((long long)a.tiles * (blockIdx.x + 1) / gridDim.x) - first_row : a.tiles;
-    const int items = MODE == DENSE ? a.tiles : rows * lists.unique();
+    const int items = rows * lists.unique();
     const int begin = MODE == DOWN ? warp : warp * gridDim.x + blockIdx.x, step = MODE == DOWN ? WARPS : WARPS * gridDim.x;
     for (int item = begin; item < items; item += step) {
-        int m = 0, row = item, u = 0, columns = a.n;
-        const u8 *first, *second = 0;
-        if (MODE == DENSE) {
-            int before = 0;
-            while (item >= a.matrix[m].last_tile) before = a.matrix[m++].last_tile;
-            row = item - before;
-            first = a.matrix[m].data;
-        } else {
-            u = item / rows, row = first_row + item % rows, columns = lists.count(u);
-            first = (const u8*)a.first[lists.expert(u)];
-            if (MODE == GATE_UP) second = (const u8*)a.second[lists.expert(u)] + row * row_bytes;
-        }
+        const int u = item / rows, row = first_row + item % rows, columns = lists.count(u);
+        const u8 *first = (const u8*)a.first[lists.expert(u)], *second = 0;
+        if (MODE == GATE_UP) second = (const u8*)a.second[lists.expert(u)] + row * row_bytes;
         first += row * row_bytes;
         for (int c0 = 0; c0 < columns; c0 += INPUTS) {
             const float* x[INPUTS];
 #pragma unroll
             for (int c = 0; c < INPUTS; c++) {
-                const int column = min(c0 + c, columns - 1);
-                const int input = MODE == DENSE ? column : lists.member(u, column) / (MODE == DOWN ? 1 : a.used);
+                const int input = lists.member(u, min(c0 + c, columns - 1)) / (MODE == DOWN ? 1 : a.used);
                 x[c] = a.x + (long long)input * a.cols;
             }
             float low[INPUTS], high[INPUTS];
@@ -102,10 +92,7 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void lanes_window(PARAMETER Arguments a)
             for (int c = 0; c < INPUTS; c++) {
                 const int column = c0 + c;
                 if (column >= columns) break;
-                if (MODE == DENSE) {
-                    float* out = a.matrix[m].out + (long long)column * a.matrix[m].rows + row;
-                    *out = a.join ? fmaf(sigmoid_f32(a.join[column]), low[c], *out) : low[c];
-                } else if (MODE == GATE_UP) {
+                if (MODE == GATE_UP) {
                     a.matrix[0].out[(long long)lists.member(u, column) * rows + row] = silu_f32(low[c]) * high[c];
                 } else if (MODE == PAIRS) {
                     a.matrix[0].out[(long long)lists.member(u, column) * rows + row] = low[c];
