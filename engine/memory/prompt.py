@@ -130,9 +130,13 @@ def hybrid(
 
 
 def for_request(layout: PromptLayout, slots: Slots, price: Price, tokens: int) -> PromptLayout:
-    """The layout of a read of so many tokens: a short one lends few slots. Own buffers stay as they are."""
+    """The layout of a read of so many tokens: a short one lends few slots, and where slots alone hold its buffers the
+    head stays. Own buffers stay as they are."""
     chunk = min(layout.chunk, -(-tokens // GRID) * GRID)
-    if layout.kind != "borrow" or chunk >= layout.chunk or not chunk:
+    if layout.kind == "own" or chunk <= 0:
         return layout
     lent = slots.lent_for(price(chunk))
-    return layout if lent is None else PromptLayout("borrow", chunk, lent, slots.tail_bytes(lent))
+    most = len(slots) - 1 if layout.kind == "hybrid" else layout.lent
+    if lent is None or lent > most:
+        return layout
+    return PromptLayout("borrow", chunk, lent, slots.tail_bytes(lent))

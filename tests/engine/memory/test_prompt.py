@@ -169,6 +169,16 @@ def test_a_short_prompt_lends_few_slots():
     assert for_request(own, slots, linear, 10) == own
 
 
+def test_a_read_whose_buffers_fit_the_slots_leaves_the_head_where_it_is():
+    slots = Slots([BLOB] * 749)
+    layout = alias_layout(slots, 590 * MIB, 417 * MIB, recorded, 262_144, exchange=True)
+    assert (layout.kind, layout.chunk) == ("hybrid", 2048) and layout.own_bytes > 0
+    short = for_request(layout, slots, recorded, 64)
+    assert (short.kind, short.chunk, short.lent, short.own_bytes, short.head_bytes) == ("borrow", 256, 200, 0, 0)
+    assert for_request(layout, slots, recorded, 1700).lent == IN_SLOTS[1792]
+    assert for_request(layout, slots, recorded, 30_000) == layout
+
+
 slots_ = st.lists(st.integers(MIB, 4 * MIB), max_size=600).map(Slots)
 prices = st.builds(lambda base, per: lambda c: base * MIB + c * per * KIB, st.integers(1, 300), st.integers(1, 700))
 
@@ -188,6 +198,20 @@ def test_borrowed_slots_hold_the_chunk_and_the_longest_one_is_found(slots, price
 
         longest = max((c for c in range(GRID, most + 1, GRID) if fits(c)), default=0)
         assert layout.chunk == longest
+
+
+@given(slots_, prices, st.integers(0, 3000), st.integers(1, 10_000), st.booleans())
+def test_the_layout_of_a_read_holds_its_buffers_and_lends_no_more_than_the_plan(slots, price, free, tokens, alias):
+    if alias:
+        plan = hybrid(slots, 1, free * MIB, price, CANDIDATES, 8192, 300 * MIB)
+    else:
+        plan = borrowed(slots, price, 0, 8192, 85)
+    one = for_request(plan, slots, price, tokens)
+    assert one.chunk <= plan.chunk
+    if plan.chunk:
+        assert one.chunk >= min(plan.chunk, tokens)
+        assert one.lent_bytes + one.own_bytes + one.head_bytes >= price(one.chunk)
+        assert one.lent <= (len(slots) - 1 if alias else plan.lent)
 
 
 @given(st.integers(0, 9000), st.integers(0, 4000), st.integers(0, 40_000), st.integers(0, 9000), prices)
