@@ -11,8 +11,9 @@ from strata.kernels.cuda.product_variants import CARDS
 from strata.kernels.formats import BY_NAME
 
 
-def test_a_block_goes_through_many_row_tiles_of_several_matrices(host, random_weight):
-    host.check_linear([random_weight("F32", rows, 260, seed=rows) for rows in (70, 1, 33)], 130)
+@pytest.mark.parametrize("cols", [260, 256, 1024])
+def test_a_block_goes_through_many_row_tiles_of_several_matrices(host, random_weight, cols):
+    host.check_linear([random_weight("F32", rows, cols, seed=rows) for rows in (70, 1, 33)], 130)
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])

@@ -26,8 +26,8 @@ def test_a_window_has_the_bits_of_the_written_order(host, random_weight, name, r
 
 
 def test_large_matrices_go_through_tiles_and_small_ones_do_not():
-    assert together(13 << 20, 8) and not together(3 << 20, 8)
-    assert together(400 << 20, 1) and not together(13 << 20, 1)
+    assert together(13 << 20, 8) and not together(2 << 20, 8)
+    assert not together(400 << 20, 1)
     assert not together(13 << 20, 8, Tuning(together=False)) and together(1, 1, Tuning(together=True))
 
 
@@ -71,6 +71,7 @@ MIXTURES = [
     (("IQ3_S", "IQ3_S", "IQ4_NL"), 96, 512, 21, 3, 6, ()),
     (("Q4_K", "Q6_K", "Q8_0"), 64, 256, 19, 2, 4, ()),
     (("BF16", "BF16", "BF16"), 40, 132, 18, 3, 5, ()),
+    (("F32", "F32", "F16"), 256, 512, 18, 3, 5, ()),
 ]
 
 
