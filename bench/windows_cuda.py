@@ -22,6 +22,7 @@ from rich.console import Console
 
 from strata.bench.report import Check, Record, Report, pack_facts, show
 from strata.bench.window_launches import ADVANCES, Launches, microseconds
+from strata.bench.window_limits import Limits, read_rate
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.model import Rows
 from strata.engine.model.resident import AUTO_CHUNKS, WINDOW_ROWS, Resident
@@ -150,7 +151,7 @@ def graph_launches(resident: Resident, decode: Decode) -> list[float]:
     return times
 
 
-def shares(resident: Resident, n: int) -> list[Record]:
+def shares(resident: Resident, n: int, limits: Limits) -> list[Record]:
     """What each kernel adds to a window of n sequences, and the window with launches in turn."""
     launches, driver = launches_of(resident, Decode(resident, n, CHECKED_DEPTH)), resident.device.driver
     whole = microseconds(driver, launches)
@@ -169,7 +170,8 @@ def shares(resident: Resident, n: int) -> list[Record]:
     found = {label: launches.share(driver, label, whole) for label in launches.counts() if label != ADVANCES}
     for label, us in sorted(found.items(), key=lambda item: -item[1]):
         count = launches.counts()[label]
-        records.append(Record.of(f"window of {n}: {label}, {count} launches, {us / count:.2f} each", "us", [us]))
+        work = f"window of {n}: {label}, {count} launches, {us / count:.2f} each{limits.share(label, us / count)}"
+        records.append(Record.of(work, "us", [us]))
     return records
 
 
@@ -190,6 +192,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     pack, most = open_pack(args.pack), max(*args.depth, CHECKED_DEPTH) + WARM_STEPS + args.runs * args.steps + 8
     device = CudaDevice()
+    gb_s = read_rate()
     chunks = [n for n in AUTO_CHUNKS if n <= max(32, *args.depth)]
     resident = Resident(pack, device, max_context=most, n_slots=max(args.rows), chunks=chunks)
     records: list[Record] = []
@@ -208,8 +211,8 @@ def main(argv: list[str] | None = None) -> int:
                 records.append(Record.of(f"{name}, host: {part}", "us a window", spent))
             records.append(Record.of(f"{name}, host: graph launch", "us a launch", graph_launches(resident, decode)))
     for n in args.launches:
-        records += shares(resident, n)
-    flags = {"card": device.name, "steps": args.steps}
+        records += shares(resident, n, Limits.of(pack, n, gb_s))
+    flags = {"card": device.name, "steps": args.steps, "memory_gb_s": round(gb_s)}
     report = Report(tool="windows_cuda", records=records, checks=checks, flags=flags, pack=pack_facts(args.pack))
     show(report, console)
     for each in checks:
