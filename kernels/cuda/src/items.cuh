@@ -161,7 +161,7 @@ struct Item<Q6_K> {
     template <int S>
     DEVICE static void run(float (&terms)[2 * S], const u8* p, int first, Grid, const u8* q, const int* sums) {
         static_assert(S == 4, "an item of Q6_K is half a block");
-        const Halves low(p + 16 * first), high(p + 128 + 8 * first);
+        const Halves block(p), low = block.further(16 * first), high = block.further(128 + 8 * first);
         int fours[4][2], twos[4][2];  // span, group
         const int4 of[2] = {((const int4*)sums)[0], ((const int4*)sums)[1]};
 #pragma unroll
@@ -192,7 +192,7 @@ struct Item<Q6_K> {
                 twos[3][k] = dot_unsigned(c & 0xC0C0C0C0u, in(3), twos[3][k]);
             }
         }
-        const Halves scales(p + 192 + 2 * first);
+        const Halves scales = block.further(192 + 2 * first);
         const u32 biased[2] = {scales.word(0) ^ 0x80808080u, scales.word(4) ^ 0x80808080u};
         const float d = half_at(p + 208), d16 = d * 0.0625f;
 #pragma unroll
@@ -273,10 +273,21 @@ struct Item<Q5_K> : NibbleItem<1> {};
 
 // Codes of four fields: of the lower and of the upper half of the table, added in the sum. A pick with its high bit spreads
 // the byte's sign: -1 for a negative code, 0 for a positive one, so the upper half holds 1 more.
-DEVICE int dot_nibbles(u32 fields, u32 q, int sum) {
-    sum = __dp4a((int)permute(0xBFAD9881u, 0xF6EADDCFu, fields), (int)q, sum);
-    return __dp4a((int)permute(0x271A0E02u, 0x725A4636u, fields ^ 0x8888u), (int)q, sum);
-}
+struct Nibbles {
+    u32 table[4];
+
+    // The compiler must not know the numbers, or it makes them again and again for want of registers. An address of shared
+    // memory has no 32nd bit.
+    DEVICE explicit Nibbles(const void* shared) {
+        const u32 zero = (u32)__cvta_generic_to_shared(shared) >> 31;
+        table[0] = zero + 0xBFAD9881u, table[1] = zero + 0xF6EADDCFu, table[2] = zero + 0x271A0E02u, table[3] = zero + 0x725A4636u;
+    }
+    // Four fields in the low bits.
+    DEVICE int dot(u32 fields, u32 q, int sum) const {
+        sum = __dp4a((int)permute(table[0], table[1], fields), (int)q, sum);
+        return __dp4a((int)permute(table[2], table[3], fields ^ 0x8888u), (int)q, sum);
+    }
+};
 
 template <>
 struct Item<IQ4_NL> {
@@ -285,19 +296,16 @@ struct Item<IQ4_NL> {
 
     template <int S>
     DEVICE static void run(float (&terms)[S], const u8* p, int, Grid, const u8* q, const float*) {
+        const Halves bytes(p);
+        const Nibbles codes(p);
 #pragma unroll
         for (int s = 0; s < S; s++) {
+            const uint4 v = inputs_of(q, s, 0), u = inputs_of(q, s, 1);
+            const u32 in[8] = {v.x, v.y, v.z, v.w, u.x, u.y, u.z, u.w};
             int sum = MAGIC_BITS;
-            const u16* fields = (const u16*)(p + 18 * s + 2);
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const uint4 v = inputs_of(q, s, h);
-                sum = dot_nibbles(fields[4 * h], v.x, sum);
-                sum = dot_nibbles(fields[4 * h + 1], v.y, sum);
-                sum = dot_nibbles(fields[4 * h + 2], v.z, sum);
-                sum = dot_nibbles(fields[4 * h + 3], v.w, sum);
-            }
-            terms[s] = term(sum, half_at(p + 18 * s));
+            for (int i = 0; i < 8; i++) sum = codes.dot(bytes.word(18 * s + 2 + 2 * i), in[i], sum);
+            terms[s] = term(sum, half_value((u16)bytes.word(18 * s)));
         }
     }
 };
