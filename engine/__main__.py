@@ -45,7 +45,7 @@ def main() -> int:
         return _say(f"strata-engine {VERSION}")
     _open_standard_streams()
     configure()
-    serving = "--serve" in argv
+    serving = "--serve" in argv and "--plan" not in argv
     out = os.dup(_STDOUT)
     if serving:
         os.dup2(_STDERR, _STDOUT)
@@ -66,7 +66,7 @@ def main() -> int:
 
 def _run(argv: Sequence[str], out: int) -> int:
     options = parse(argv)
-    for note in (*notes(argv), *environment.notes(os.environ)):
+    for note in (*notes(argv), *(() if options.plan else environment.notes(os.environ))):
         log(note)
     # Imported here: a refused command line and --help need neither NumPy nor the kernels.
     from strata.engine.pack import PackError, open_pack
@@ -76,6 +76,10 @@ def _run(argv: Sequence[str], out: int) -> int:
     except PackError as error:
         raise Refused(str(error)) from None
     options = fitted(options, pack.spec)
+    if options.plan:
+        from strata.engine.memory.command import plan_text
+
+        return _say(plan_text(pack, options, os.environ))
     if not options.serve:
         from strata.engine.facts import describe
 

@@ -15,7 +15,8 @@ MAX_END_IDS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One option. `value` is how the help writes its value, "" for a switch that takes none."""
+    """One option. `value` is how the help writes its value, "" for a switch that takes none. One with both `read` and
+    `missing` is for `--plan` alone: the engine does not run with it yet."""
 
     name: str
     value: str
@@ -29,12 +30,12 @@ class Flag:
 
     @property
     def works(self) -> bool:
-        return self.read is not None
+        return self.read is not None and not self.missing
 
     @property
     def acts(self) -> bool:
         """Whether it changes anything: it is a field of `Options`."""
-        return self.works and not self.said
+        return self.read is not None and not self.said
 
     @property
     def field(self) -> str:
@@ -79,6 +80,15 @@ def auto_or(read_number: Callable[[str], int]) -> Callable[[str], int]:
             return read_number(text)
         except ValueError as error:
             raise ValueError(f"auto or {error}") from None
+
+    return read
+
+
+def reserve(most: int) -> Callable[[str], int]:
+    """MiB that stay free; auto is -1, since 0 is a size."""
+
+    def read(text: str) -> int:
+        return -1 if text == "auto" else whole(0, most)(text)
 
     return read
 

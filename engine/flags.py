@@ -1,7 +1,8 @@
 """Every option of the engine in one table: name, value, default, meaning, and whether this engine has it.
 
 A row with `read` works: `read(text)` is the value or raises ValueError saying what is wanted. A row with `missing` is
-an option of the specification that this engine does not have yet: it is recognised and refused by name, never ignored.
+an option of the specification that this engine does not have yet: it is recognised and refused by name, never ignored;
+one that has `read` as well is for `--plan`, which says what it would do.
 A row with `said` asks for what is so anyway, or for what the specification wants left off with a word: it is accepted,
 and the log says so. `options.py` parses by this table; `--help` and docs/configuration.md are written from it.
 
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from strata.engine.flag import Flag, auto_or, file, folder, ids, one_of, share, switch, whole
+from strata.engine.flag import Flag, auto_or, file, folder, ids, one_of, reserve, share, switch, whole
 
 MAX_CONTEXT: Final = 1 << 20
 DEFAULT_CONTEXT: Final = 4096
@@ -26,6 +27,8 @@ AUTO_CHUNK: Final = 256
 """Tokens per prompt chunk with `auto`. On the host a STOP waits for one chunk, and the chunk never changes the text."""
 AUTO_BESIDE: Final = 1024
 """The same while slots decode: they stop for less than half a second where more than 2,048 tokens/s are read."""
+MIN_RESIDENT: Final = 20480
+"""Tokens whose keys and values stay in VRAM at least, where the rest streams."""
 WINDOW_ROWS: Final = 8
 """Most rows of a window, hence batch slots."""
 MAX_CACHE: Final = 64
@@ -35,6 +38,8 @@ MAX_SLOTS: Final = 1024
 """Slots that may be asked for; fewer run, and the log says so."""
 MAX_TOKEN: Final = 2**31 - 1
 MAX_MIB: Final = 1 << 24
+MAX_GIB: Final = 1 << 14
+MAX_EXPERTS: Final = 1 << 24
 
 
 MODEL, PROMPTS, MACHINE, CHECKS = "Model", "Context and prompts", "Machine", "Checks"
@@ -63,6 +68,15 @@ _WORKING: Final = (
         switch,
         "speak the line protocol on stdin and stdout; without it the pack is checked and described",
     ),
+    _works(
+        MODEL,
+        "--plan",
+        "off",
+        switch,
+        "print what lies where with these options, without loading anything; what does not fit comes with the options "
+        "that change it. With --vram-limit-mib no card is needed",
+    ),
+    _works(MODEL, "--json", "off", switch, "with --plan: print it as JSON"),
     _works(
         MODEL,
         "--eos-ids A,B,.. or none",
@@ -107,6 +121,13 @@ _WORKING: Final = (
         "0",
         whole(0, MAX_VRAM_MIB),
         "use the card as if it had so much memory; 0: all that it has",
+    ),
+    _works(
+        MACHINE,
+        "--ram-limit-mib N",
+        "0",
+        whole(0, MAX_MIB),
+        "with --plan: RAM that counts as free; 0: what is free now",
     ),
     _works(
         MACHINE,
@@ -224,6 +245,7 @@ _WORKING: Final = (
     _works(CHECKS, "--stats", "off", switch, "counters to the log at the end"),
 )
 
+_WHOLE = "keys and values of the whole context have their place from the start"
 _NO_CARD = "all weights lie in one memory, that of the host or that of the card"
 _NO_TIER = "experts do not move between tiers in this engine"
 _MAPPED = "the host reads the experts from the mapped file, a card has them all in its memory"
@@ -232,34 +254,22 @@ _NO_DRAFTS = "this engine has no drafts, a window decodes one token"
 
 # One block per group and reason; a row is: option[, other spelling..] [value] | default | meaning
 _NOT_YET: Final[tuple[tuple[str, str, str], ...]] = (
-    (PROMPTS, "keys and values of the whole context have their place from the start", """
-        --kv-resident N | 0 | keys and values kept in VRAM, in tokens; the rest streams
+    (PROMPTS, _WHOLE, """
         --kv-grow | off | pools of keys and values grow in steps"""),
     (CACHE, _NO_CARD, """
-        --vram-reserve-mib N | 700 | VRAM that planning leaves free
         --vram-reserve-later-mib N | as the first | the same for later stages
-        --expert-cache N or auto | auto | experts kept in VRAM
         --expert-cache-device1, --expert-cache-device2, --expert-cache-device3 N or auto | off | caches on more cards
         --expert-cache-per-layer N | off | a fixed number of slots per layer
-        --expert-profile FILE | none | hot experts in order
         --remote-expert-opt | off | compact transfers of helper caches
         --vram-elastic | off | the VRAM command may shrink the cache
         --vram-segment-mib N | 512 | segment of an elastic cache
         --pcie-frac F | auto | share of missed experts sent over PCIe
         --pcie-mode M | auto | how they are sent: dma, kernel, direct"""),
-    (RAM, _MAPPED, """
-        --resident-experts | off | copy of the missed experts in RAM
-        --resident-cpu-experts | off | copy of the host's experts in RAM
-        --resident-budget-gib N | all | how much of them
-        --mmap-experts | off | experts from the mapped file"""),
     (RAM, _POOL, """
         --pool-workers N | physical cores - 1 | workers for experts on the CPU
         --pool-tasks N | none | tasks of that pool
         --pool-affinity M | all | its cores: all, auto, p-cores
         --host-core M | none | core of the host thread: first, last"""),
-    (READ, _NO_CARD, """
-        --no-prefill-borrow | off | prompt buffers never take cache slots
-        --prefill-head-alias | off | output head and prompt buffers take turns in VRAM"""),
     (DRAFTS, _NO_DRAFTS, """
         --mtp DIR | off | load the draft layer
         --spec T | 1 | rows of a verify window
@@ -312,6 +322,52 @@ def _refused(group: str, missing: str, row: str) -> Flag:
     return Flag(name, value, default, meaning, group, missing=missing, aliases=aliases)
 
 
+def _planned(group: str, missing: str, usage: str, default: str, read: Callable[[str], object], meaning: str) -> Flag:
+    return replace(_works(group, usage, default, read, meaning), missing=f"{missing}; only --plan takes it")
+
+
+_PLANNED: Final = (
+    _planned(
+        PROMPTS,
+        _WHOLE,
+        "--kv-resident N",
+        "0",
+        whole(0, MAX_CONTEXT),
+        "keys and values kept in VRAM, in tokens; the rest streams from page-locked RAM. 0: all",
+    ),
+    _planned(
+        CACHE,
+        _NO_CARD,
+        "--vram-reserve-mib N or auto",
+        "auto",
+        reserve(MAX_VRAM_MIB),
+        "VRAM that planning leaves free; auto: 700 MiB, and less, down to 300, where a prompt could not be read",
+    ),
+    _planned(
+        CACHE,
+        _NO_CARD,
+        "--expert-cache N or auto",
+        "auto",
+        auto_or(whole(0, MAX_EXPERTS)),
+        "experts kept in VRAM: the bytes of N of the largest; auto: as many as there is room for",
+    ),
+    _planned(CACHE, _NO_CARD, "--expert-profile FILE", "none", file, "hot experts in order"),
+    _planned(RAM, _MAPPED, "--resident-experts", "off", switch, "copies in RAM of the experts that VRAM does not hold"),
+    _planned(RAM, _MAPPED, "--resident-cpu-experts", "off", switch, "the same, and all of them must fit"),
+    _planned(RAM, _MAPPED, "--resident-budget-gib N", "0", whole(0, MAX_GIB), "RAM for these copies; 0: what is free"),
+    _planned(RAM, _MAPPED, "--mmap-experts", "off", switch, "experts from the mapped file, which the system keeps"),
+    _planned(READ, _NO_CARD, "--no-prefill-borrow", "off", switch, "prompt buffers never take cache slots"),
+    _planned(
+        READ,
+        _NO_CARD,
+        "--prefill-head-alias",
+        "off",
+        switch,
+        "output head and prompt buffers take turns in VRAM; needs --serve, --mtp and --short-read 0",
+    ),
+)
+
+
 def _said(group: str, usage: str, default: str, read: Callable[[str], object], meaning: str, said: str) -> Flag:
     return replace(_works(group, usage, default, read, f"{meaning}. {said[0].upper()}{said[1:]}"), said=said)
 
@@ -330,6 +386,7 @@ _SAID: Final = (
 
 FLAGS: Final[tuple[Flag, ...]] = (
     *_WORKING,
+    *_PLANNED,
     *_SAID,
     *(_refused(group, missing, row) for group, missing, rows in _NOT_YET for row in rows.split("\n") if row.strip()),
 )
@@ -366,6 +423,10 @@ Examples
       printf 'GEN 8 11,12,13\\nQUIT\\n' | strata-engine --serve --pack model.gguf
   The same on a graphics card, as if it had 24 GiB:
       strata-engine --serve --pack model.gguf --device cuda --vram-limit-mib 24576
+  What would lie where on a card of 12 GiB and in 64 GiB of RAM, without either:
+      strata-engine --plan --pack model.gguf --device cuda --vram-limit-mib 12288 --ram-limit-mib 65536
+  With the draft layer of a file, four rows a window (the text stays the same):
+      strata-engine --serve --pack model.gguf --mtp model-mtp.gguf --spec 4 --spec-min-p 0.5
   Show that neither chunks nor reuse change a text:
       strata-engine --serve --pack model.gguf --prefill 64 --prompt-cache 0
 

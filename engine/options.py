@@ -38,6 +38,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     pack: str
     serve: bool = False
+    plan: bool = False
+    json: bool = False
     eos_ids: tuple[int, ...] | None = None
     max_context: int = 0
     prefill: int = 0
@@ -58,12 +60,23 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     kv: Literal["fp32", "fp16", "int8", "q4_0", "k8v4"] = "fp32"
     device: Literal["host", "cuda"] = "host"
     vram_limit_mib: int = 0
+    ram_limit_mib: int = 0
     ple_io: Literal["auto", "vram", "ram"] = "auto"
     threads: int = 0
     kernels: Literal["cpu", "reference"] = "cpu"
     verify_accounts: bool = False
     log_states: bool = False
     stats: bool = False
+    kv_resident: int = 0
+    vram_reserve_mib: int = -1
+    expert_cache: int = 0
+    expert_profile: str = "none"
+    resident_experts: bool = False
+    resident_cpu_experts: bool = False
+    resident_budget_gib: int = 0
+    mmap_experts: bool = False
+    no_prefill_borrow: bool = False
+    prefill_head_alias: bool = False
 
     @property
     def prefill_chunk(self) -> int:
@@ -99,11 +112,12 @@ def refusal(given: Sequence[tuple[str, str | None]]) -> str | None:
 
     Each option by itself in the order given, then what they must be together.
     """
+    planning = any(name == "--plan" for name, _ in given)
     for name, text in given:
         flag = flags.find(name)
         if flag is None:
             return f"{name}: unknown option; strata-engine --help lists all"
-        if flag.read is None:
+        if flag.read is None or (flag.missing and not planning):
             return f"{name}: {flag.missing}; leave the option out"
         if not flag.value and text is not None:
             return f"{name}: takes no value, got {_shown(text)}"
@@ -116,7 +130,7 @@ def refusal(given: Sequence[tuple[str, str | None]]) -> str | None:
     last = {flag.name: text for name, text in given if (flag := flags.find(name)) is not None}
     if "--pack" not in last:
         return "--pack: no model given; name a GGUF file: --pack model.gguf"
-    return _disk_refusal(last) or _device_refusal(last)
+    return _disk_refusal(last) or _plan_refusal(last) or _device_refusal(last)
 
 
 def notes(argv: Sequence[str]) -> list[str]:
@@ -131,10 +145,21 @@ def _disk_refusal(last: Mapping[str, str | None]) -> str | None:
     return None
 
 
+def _plan_refusal(last: Mapping[str, str | None]) -> str | None:
+    if "--plan" not in last:
+        alone = next((name for name in ("--json", "--ram-limit-mib") if name in last), None)
+        return alone and f"{alone}: is for --plan; add --plan, or leave it out"
+    resident, context = int(last.get("--kv-resident") or 0), int(last.get("--max-context") or flags.DEFAULT_CONTEXT)
+    if 0 < resident < flags.MIN_RESIDENT and resident < context:
+        return f"--kv-resident {resident}: at least {flags.MIN_RESIDENT} tokens stay in VRAM; ask for more, or for 0"
+    return None
+
+
 def _device_refusal(last: Mapping[str, str | None]) -> str | None:
     """Why the options do not go together on the device that was chosen."""
     if last.get("--device") == "cuda":
-        if find_spec("cupy") is None:
+        needed = "--plan" not in last or last.get("--vram-limit-mib", "0") == "0"
+        if needed and find_spec("cupy") is None:
             return (
                 "--device cuda: CuPy is not installed; install strata[cuda12] or strata[cuda13], or use --device host"
             )

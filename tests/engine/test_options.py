@@ -68,7 +68,9 @@ def test_defaults_of_the_struct_are_those_that_the_table_shows():
         if not flag.acts or flag.name == "--pack":
             continue
         value = getattr(given, flag.field)
-        own = {"--eos-ids": None, "--threads": 0, "--prefill": 0, "--prefill-beside": 0, "--max-context": 0}
+        own = {"--eos-ids": None, "--vram-reserve-mib": -1} | dict.fromkeys(
+            ("--threads", "--prefill", "--prefill-beside", "--max-context", "--expert-cache"), 0
+        )
         shown = own.get(flag.name, flag.default)
         assert value == (shown if not isinstance(shown, str) else {"off": False}.get(shown, type(value)(shown)))
 
@@ -80,7 +82,9 @@ def test_every_working_option_reaches_its_field():
         "--prompt-cache-every 512 --prompt-cache-root 128 --turn-token 77 --conversation-cache-mib 100 "
         "--conversation-cache-slots 3 --conversation-cache-min-free-mib 200 --conversation-cache-disk-mib 300 "
         "--conversation-cache-dir parked --conversation-cache-similarity 0.25 --conversation-cache-n-min 20 "
-        "--batch 4 --prefill-beside 32 --short-read 16"
+        "--batch 4 --prefill-beside 32 --short-read 16 --plan --json --ram-limit-mib 5000 --kv-resident 30000 "
+        "--vram-reserve-mib 0 --expert-cache 100 --expert-profile hot --resident-experts --resident-cpu-experts "
+        "--resident-budget-gib 9 --mmap-experts --no-prefill-borrow --prefill-head-alias"
     )
     given = parse(line.split())
     assert given == Options(
@@ -109,6 +113,19 @@ def test_every_working_option_reaches_its_field():
         batch=4,
         prefill_beside=32,
         short_read=16,
+        plan=True,
+        json=True,
+        ram_limit_mib=5000,
+        kv_resident=30000,
+        vram_reserve_mib=0,
+        expert_cache=100,
+        expert_profile="hot",
+        resident_experts=True,
+        resident_cpu_experts=True,
+        resident_budget_gib=9,
+        mmap_experts=True,
+        no_prefill_borrow=True,
+        prefill_head_alias=True,
     )
     assert {flag.field for flag in flags.FLAGS if flag.acts} == set(Options.__struct_fields__)
 
@@ -176,6 +193,27 @@ def test_a_chunk_of_the_command_line_fits_a_forward_pass():
         (["--conversation-cache-similarity", "1.5"], "--conversation-cache-similarity: wants a number from 0 to 1"),
         (["--conversation-cache-disk-mib", "9"], "--conversation-cache-disk-mib: no folder given; name one: --conv"),
         (["--conversation-cache-dir", ""], "--conversation-cache-dir: wants the name of a folder"),
+        (["--json"], "--json: is for --plan; add --plan, or leave it out"),
+        (["--ram-limit-mib", "9"], "--ram-limit-mib: is for --plan"),
+        (["--plan", "--vram-reserve-mib", "little"], "--vram-reserve-mib: wants a whole number from 0 to"),
+        (
+            ["--expert-cache", "9"],
+            "--expert-cache: all weights lie in one memory, that of the host or that of the card; ",
+        ),
+        (
+            [
+                "--plan",
+                "--device",
+                "cuda",
+                "--vram-limit-mib",
+                "8151",
+                "--kv-resident",
+                "100",
+                "--max-context",
+                "90000",
+            ],
+            "--kv-resident 100: at least 20480 tokens stay in VRAM",
+        ),
         (["--rope-scale", "2"], "--rope-scale: the context cannot be extended"),
     ],
 )

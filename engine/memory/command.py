@@ -1,0 +1,91 @@
+"""`strata-engine --plan`: looks at headers and at the machine, and says what would lie where. Loads nothing.
+
+Errors   Refused: no plan, a profile or a draft layer that cannot be read, no card to ask and no size given
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from strata.engine import environment
+from strata.engine.device.arena import GIB, MIB
+from strata.engine.device.base import Memory
+from strata.engine.device.host import ram
+from strata.engine.memory import show
+from strata.engine.memory.advice import advise
+from strata.engine.memory.figures import DoesNotFit, Figures, Switches
+from strata.engine.memory.plan import plan_memory
+from strata.engine.memory.profile import ProfileError, read_profile
+from strata.engine.memory.sizes import model_sizes
+from strata.engine.options import Options, Refused
+from strata.engine.pack import Pack
+from strata.kernels.cuda.compile import DeviceError
+from strata.protocol.fields import parse_float
+
+OWN_AUTO: Final = "STRATA_PREFILL_OWN_AUTO"
+LEND_PCT: Final = "STRATA_PREFILL_LEND_PCT"
+HEADROOM: Final = "STRATA_RESIDENT_HEADROOM_GIB"
+MOST_HEADROOM_GIB: Final = 1 << 14
+
+
+def plan_text(pack: Pack, options: Options, environ: Mapping[str, str]) -> str:
+    """What `--plan` prints."""
+    figures, switched = gather(pack, options), switches(environ)
+    try:
+        plan = plan_memory(figures, options, switched)
+    except DoesNotFit as error:
+        raise Refused(str(error)) from None
+    advised = advise(figures, options, switched, plan)
+    return (show.as_json if options.json else show.table)(figures, options, plan, advised)
+
+
+def switches(environ: Mapping[str, str]) -> Switches:
+    """What the environment changes; a value that is no number of its range is as if it were not there."""
+    pct, headroom = parse_float(environ.get(LEND_PCT, "")), parse_float(environ.get(HEADROOM, ""))
+    return Switches(
+        own=environment.is_on(environ.get(OWN_AUTO, "") or "1"),
+        lend_pct=int(pct) if pct is not None and 1 <= pct <= 100 else None,
+        headroom=int(headroom * GIB) if headroom is not None and 0 <= headroom <= MOST_HEADROOM_GIB else None,
+    )
+
+
+def gather(pack: Pack, options: Options) -> Figures:
+    """The figures of a pack, the machine, and the files that the options name."""
+    return Figures(
+        spec=pack.spec,
+        sizes=model_sizes(pack.spec, pack),
+        types={name: tensor.type for name, tensor in pack.items()},
+        vram=_vram(options),
+        ram=_ram(options),
+        profile=_profile(pack, options),
+    )
+
+
+def _profile(pack: Pack, options: Options) -> tuple[tuple[int, int], ...] | None:
+    if options.expert_profile == "none":
+        return None
+    try:
+        return read_profile(Path(options.expert_profile), pack.spec.layers, pack.spec.experts).pairs
+    except ProfileError as error:
+        raise Refused(f"--expert-profile: {error}") from None
+
+
+def _ram(options: Options) -> Memory:
+    return Memory(options.ram_limit_mib * MIB, options.ram_limit_mib * MIB) if options.ram_limit_mib else ram()
+
+
+def _vram(options: Options) -> Memory | None:
+    """The card's memory: as the limit says, or what the card says."""
+    if options.device != "cuda":
+        return None
+    if options.vram_limit_mib:
+        return Memory(options.vram_limit_mib * MIB, options.vram_limit_mib * MIB)
+    from strata.engine.device.driver import CupyDriver
+
+    try:
+        free, total = CupyDriver().memory()
+    except DeviceError as error:
+        raise Refused(f"--device cuda: {error}; or say how much memory a card has: --vram-limit-mib N") from None
+    return Memory(total, free)

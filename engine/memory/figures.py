@@ -1,0 +1,106 @@
+"""What a plan starts from, and what it is. Sizes of the model, memory of the machine; lines, shortfalls.
+
+Units    bytes
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from strata.engine.device.base import Memory
+from strata.engine.memory import ram
+from strata.engine.memory.card import CardPlan
+from strata.engine.memory.sizes import ModelSizes
+from strata.engine.memory.state import SlotPlan
+from strata.engine.pack import ModelSpec
+from strata.kernels.formats import TensorType
+
+Place = Literal["VRAM", "RAM"]
+
+
+class DoesNotFit(Exception):
+    """There is no plan. One line."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Figures:
+    """What is there.
+
+    types    of the pack's tensors by name
+    draft    bytes of the draft layer, 0 = none is loaded · draft_slot: of its memory of a sequence · draft_in_slots:
+             whether it follows batch slots too · mtp: whether one was asked for
+    vram     of the card, None on the host · ram: of the machine
+    profile  (layer, expert), hottest first; None when no order is known
+    """
+
+    spec: ModelSpec
+    sizes: ModelSizes
+    types: Mapping[str, TensorType]
+    vram: Memory | None
+    ram: Memory
+    draft: int = 0
+    draft_slot: int = 0
+    draft_in_slots: bool = False
+    mtp: bool = False
+    profile: tuple[tuple[int, int], ...] | None = None
+
+    def draft_memory(self, n_slots: int) -> int:
+        """Bytes of what the draft layer remembers, with so many batch slots."""
+        return self.draft_slot * (1 + (n_slots if self.draft_in_slots else 0))
+
+    def hot(self) -> tuple[int, ...]:
+        """Bytes of the experts that the cache may hold: those of the profile, or all."""
+        if self.profile is None:
+            return tuple(size for size in self.sizes.experts for _ in range(self.sizes.per_layer))
+        return tuple(self.sizes.experts[layer] for layer, _ in self.profile)
+
+    def cold(self) -> tuple[int, ...]:
+        """Bytes of those that the profile does not name."""
+        if self.profile is None:
+            return ()
+        named = Counter(layer for layer, _ in self.profile)
+        return tuple(
+            size for layer, size in enumerate(self.sizes.experts) for _ in range(self.sizes.per_layer - named[layer])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """What the environment may change. lend_pct: None = by how the experts lie in RAM · headroom: None = 4 GiB"""
+
+    own: bool = True
+    lend_pct: int | None = None
+    headroom: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    what: str
+    place: Place
+    n_bytes: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """Something that is less than it could be. got, wanted: as `unit` says."""
+
+    what: str
+    got: int
+    wanted: int
+    unit: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryPlan:
+    """card is None on the host; the rest is as its parts say."""
+
+    lines: tuple[Line, ...]
+    slots: SlotPlan
+    card: CardPlan | None
+    homes: ram.ExpertHomes
+    shortfalls: tuple[Shortfall, ...]
+    said: tuple[str, ...] = field(default=())
