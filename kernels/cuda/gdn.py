@@ -16,6 +16,8 @@ import numpy as np
 
 from strata.kernels.check import check, require
 from strata.kernels.cuda import ahead, forms
+from strata.kernels.cuda import card as cards
+from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.launch import F32, I32, launch
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.ops import Gdn
@@ -32,6 +34,24 @@ _FEW: Final = 1
 _MANY: Final = 16
 """Tokens of a segment at most: with few the blocks are so small that they come beside the kernel before."""
 _WARPS: Final = 4
+_GROUPS: Final = 8
+"""Groups of state rows, as in the sources."""
+_FLOAT: Final = 4
+
+
+def slots_bytes(columns: int, d: int, tokens: int) -> int:
+    """Shared memory of a block of gdn_slots.cu."""
+    return _FLOAT * (columns * d + 2 * _GROUPS * columns + tokens * (2 * d + columns + 2))
+
+
+def slots_columns(card: Card, segments: int, heads: int, d: int, tokens: int) -> int:
+    """State columns of a block of gdn_slots.cu, as many as leave a block for every multiprocessor; 0: there are too few
+    states for it."""
+    for columns in (128, 64):
+        fits = columns <= d and slots_bytes(columns, d, tokens) <= card.shared_block
+        if fits and segments * heads * (d // columns) >= card.multiprocessors:
+            return columns
+    return 0
 
 
 def gdn(
@@ -79,14 +99,22 @@ def gdn(
     sizes, weights = (I32(key_heads), I32(heads)), (w.conv, conv, b, a, w.a, w.dt)
     constants = {"HEAD_SIZE": d, "TAPS": kernel}
     grid, block = (d // COLUMNS, heads, size["s"]), (_SCAN_THREADS,)
+    tokens = _FEW if n == size["s"] else _MANY
     window = n <= WINDOW_ROWS
     left = forms.leave(workspace, y) if window else forms.NOTHING
     with workspace.scratch():
         o = workspace.array((n, heads * d))
-        if window:
+        columns = slots_columns(cards.card(), size["s"], heads, d, tokens) if window else 0
+        if columns:
+            launch(
+                "gdn_slots.cu", "gdn_slots", (d // columns, heads, size["s"]), (_GROUPS * columns // 4,),
+                p, *weights, state, segments, o, *sizes, hint, shared=slots_bytes(columns, d, tokens),
+                TOKENS=tokens, COLUMNS=columns, **constants,
+            )  # fmt: skip
+        elif window:
             launch(
                 "gdn_window.cu", "gdn_window", grid, block, p, *weights, state, segments, o, *sizes, hint,
-                TOKENS=_FEW if n == size["s"] else _MANY, **constants,
+                TOKENS=tokens, **constants,
             )  # fmt: skip
         else:
             c, decay, beta = workspace.array((n, channels)), workspace.array((n, heads)), workspace.array((n, heads))

@@ -15,7 +15,7 @@ from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD
 from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
 
-_PLAIN: Final = ("norm", "embed", "ple", "sample", "window", "qsa_score", "qsa_select")
+_PLAIN: Final = ("norm", "embed", "ple", "sample", "window", "draft", "qsa_score", "qsa_select")
 _GROUPS: Final = tuple((256, heads) for heads in HEADS_OF_A_THREAD[1:]) + ((128, 12), (192, 1))
 
 
@@ -42,7 +42,10 @@ def operations() -> Iterator[tuple[str, Constants]]:
         yield "gdn.cu", {"HEAD_SIZE": d, "TAPS": 4}
         yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4}
         for tokens in (1, 16):
-            yield "gdn_window.cu", {"HEAD_SIZE": d, "TAPS": 4, "TOKENS": tokens}
+            window: Constants = {"HEAD_SIZE": d, "TAPS": 4, "TOKENS": tokens}
+            yield "gdn_window.cu", window
+            for columns in (64, 128) if d == 128 else (64,) if d == 64 else ():
+                yield "gdn_slots.cu", window | {"COLUMNS": columns}
     for keys, values in KV.values():
         formats: Constants = {"KEYS": FORMATS[keys.name], "VALUES": FORMATS[values.name]}
         yield "qsa_prepare.cu", formats

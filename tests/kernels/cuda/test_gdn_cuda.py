@@ -7,7 +7,9 @@ import pytest
 
 from strata.kernels import cpu, reference
 from strata.kernels.cuda import forms, product
-from strata.kernels.cuda.gdn import gdn
+from strata.kernels.cuda import gdn as gdns
+from strata.kernels.cuda.gdn import gdn, slots_bytes, slots_columns
+from strata.kernels.cuda.product_variants import CARDS
 from strata.kernels.formats import BY_NAME
 from strata.kernels.ops import Gdn
 
@@ -54,6 +56,43 @@ def test_outputs_and_states_are_the_bits_of_the_host(target, same_bits, k, v, d,
     same_bits(target.host(y), want)
     same_bits(target.host(conv), case.conv)
     same_bits(target.host(state), case.state)
+
+
+@pytest.mark.parametrize("columns", [0, 64, 128])
+@pytest.mark.parametrize("parts", [[(0, 1), (2, 1), (1, 1)], [(1, 5), (0, 1), (3, 3)]])
+def test_a_window_of_many_sequences_has_the_bits_of_one_of_few(target, same_bits, monkeypatch, columns, parts):
+    """States in another row than before, of whole heads and of halves."""
+    for d in (64, 128)[columns == 128 :]:
+        monkeypatch.setattr(gdns, "slots_columns", lambda *_: columns)
+        case, rows = Case(1, 3, d, slots=8), segments(*parts)
+        inputs, want_rows = case.inputs(int(rows[-1, 2])), rows.copy()
+        conv, state = target.put(case.conv), target.put(case.state)
+        rows[:, 0] |= 4 << 16
+        y = target.host(
+            gdn(target.workspace(), target.put(case.weights), *map(target.put, (*inputs, rows)), conv, state, EPS)
+        )
+        want = cpu.gdn(case.weights, *inputs, want_rows, case.conv, case.state, EPS)
+        same_bits(y, want)
+        for slot in want_rows[:, 0]:
+            same_bits(target.host(conv)[slot ^ 4], case.conv[slot])
+            same_bits(target.host(state)[slot ^ 4], case.state[slot])
+
+
+@pytest.mark.parametrize("arch", CARDS)
+def test_blocks_for_many_sequences_fit_every_card(arch):
+    card = CARDS[arch]
+    for segments_, heads, d, tokens in (
+        (8, 48, 128, 1),
+        (1, 48, 128, 1),
+        (3, 48, 128, 16),
+        (16, 4, 64, 1),
+        (8, 48, 32, 1),
+    ):
+        columns = slots_columns(card, segments_, heads, d, tokens)
+        assert columns <= d and slots_bytes(columns, d, tokens) <= card.shared_block
+        assert not columns or segments_ * heads * d >= columns * card.multiprocessors
+    assert slots_columns(CARDS[90], 8, 48, 128, 1) == 128
+    assert slots_columns(CARDS[90], 1, 48, 128, 1) == 0
 
 
 def test_outputs_are_those_of_the_reference(target):

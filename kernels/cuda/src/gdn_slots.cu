@@ -1,0 +1,168 @@
+// The delta rule in a window of many sequences: bound by their states, each read and written once. gdn_window.cu is for few.
+//
+// A block is COLUMNS columns of one value head in one segment. Thread (group, quad) has the D / 8 rows of its group and four
+// neighbouring columns; it copies them to shared memory itself, so it waits for nobody else's, and begins with the first
+// rows while the others are under way. The second pass over the rows takes them from there again: with the state in
+// registers only half as many blocks would be under way. Sums over the groups go through shared memory.
+// Constants   HEAD_SIZE = D, TAPS, TOKENS of a segment at most, COLUMNS (a multiple of 32 up to D)
+// Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), to another row or in place
+// Source   the order of every sum is that of `ops.Kernels.gdn`
+#include "ahead.cuh"
+#include "gdn_window.cuh"
+
+#ifndef TOKENS
+#define TOKENS 1
+#endif
+#ifndef COLUMNS
+#define COLUMNS 128
+#endif
+
+constexpr int GROUPS = 8;
+constexpr int ROWS = D / GROUPS;
+constexpr int FOURS = ROWS / 4;  // rows of a group by fours: one for each chain
+constexpr int QUADS = COLUMNS / 4;
+constexpr int THREADS = GROUPS * QUADS;
+constexpr int BLOCKS = TOKENS == 1 && THREADS >= 64 ? 768 / THREADS : 1;  // as many as the shared memory holds
+constexpr int VALUE_PARTS = COLUMNS / 32;
+
+struct Tokens {
+    float q[TOKENS][D], k[TOKENS][D], v[TOKENS][COLUMNS], decay[TOKENS], beta[TOKENS];
+};
+
+struct Memory {
+    float4 state[ROWS][THREADS];  // of each thread its own
+    float4 keys[GROUPS][QUADS], queries[GROUPS][QUADS];  // sums of the groups
+    Tokens tokens;
+};
+
+// What a block works on.
+struct Work {
+    Window window;
+    const float *b, *a, *w_a, *w_dt;
+    int key_heads, value_heads, head, column;
+};
+
+// A warp takes the query, the key, the values, or the gates of a token.
+DEVICE void convolve_tokens(Tokens& tokens, const Work& g) {
+    const int lane = threadIdx.x & 31, n = g.window.s.end - g.window.s.begin, key_head = g.head % g.key_heads;
+#pragma unroll 1
+    for (int e = threadIdx.x >> 5; e < 4 * n; e += THREADS / 32) {
+        const int t = e >> 2, part = e & 3, row = g.window.s.begin + t;
+        if (part < 2) {
+            float v[PARTS];
+            convolve(g.window, row, (part ? g.key_heads + key_head : key_head) * D + lane, v);
+            make_unit(v, part ? 1.0f : query_scale());
+#pragma unroll
+            for (int m = 0; m < PARTS; m++) (part ? tokens.k[t] : tokens.q[t])[lane + 32 * m] = v[m];
+        } else if (part == 2) {
+            float v[VALUE_PARTS];
+            convolve(g.window, row, (2 * g.key_heads + g.head) * D + g.column + lane, v);
+#pragma unroll
+            for (int m = 0; m < VALUE_PARTS; m++) tokens.v[t][lane + 32 * m] = v[m];
+        } else {
+            const long long at = static_cast<long long>(row) * g.value_heads + g.head;
+            if (lane == 0) tokens.decay[t] = decay_of(g.w_a[g.head], g.a[at], g.w_dt[g.head]);
+            if (lane == 1) tokens.beta[t] = sigmoid_f32(g.b[at]);
+        }
+    }
+}
+
+DEVICE float4 operator+(const float4& a, const float4& b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+DEVICE float4 operator-(const float4& a, const float4& b) { return {a.x - b.x, a.y - b.y, a.z - b.z, a.w - b.w}; }
+DEVICE float4 operator*(const float4& a, float b) { return {a.x * b, a.y * b, a.z * b, a.w * b}; }
+DEVICE float4 fma4(const float4& a, float b, const float4& c) {
+    return {fmaf(a.x, b, c.x), fmaf(a.y, b, c.y), fmaf(a.z, b, c.z), fmaf(a.w, b, c.w)};
+}
+
+// The tree over the groups.
+template <class T>
+DEVICE T fold_groups(const T* sums, int pitch) {
+    return ((sums[0] + sums[pitch]) + (sums[2 * pitch] + sums[3 * pitch])) +
+           ((sums[4 * pitch] + sums[5 * pitch]) + (sums[6 * pitch] + sums[7 * pitch]));
+}
+
+// A thread's rows by fours, in order: its own copies of four rows are waited for when they are wanted first.
+template <class F>
+DEVICE void for_fours(const F& work) {
+#pragma unroll
+    for (int i = 0; i < FOURS; i++) {
+        if (i == 0) copies_wait<(FOURS > 1 ? FOURS - 1 : 0)>();
+        if (i == 1) copies_wait<(FOURS > 2 ? FOURS - 2 : 0)>();
+        if (i == 2) copies_wait<(FOURS > 3 ? FOURS - 3 : 0)>();
+        if (i == 3) copies_wait<0>();
+        work(i);
+    }
+}
+
+// One token: s = s * decay; e = beta * (v - sum(s * k)); s = fma(k, e, s); the sums s * q of the group to memory.
+// `keep(row, s)` takes the new state of four columns.
+template <class Keep>
+DEVICE void delta_step(Memory& memory, int t, const Keep& keep) {
+    const Tokens& tokens = memory.tokens;
+    const int tid = threadIdx.x, group = tid / QUADS, quad = tid % QUADS;
+    const float4* keys = reinterpret_cast<const float4*>(tokens.k[t]) + group * FOURS;
+    const float4* queries = reinterpret_cast<const float4*>(tokens.q[t]) + group * FOURS;
+    const float decay = tokens.decay[t];
+    float4 p[4] = {};
+    for_fours([&](int i) {
+        const float4 k = keys[i];
+        p[0] = fma4(memory.state[4 * i][tid] * decay, k.x, p[0]);
+        p[1] = fma4(memory.state[4 * i + 1][tid] * decay, k.y, p[1]);
+        p[2] = fma4(memory.state[4 * i + 2][tid] * decay, k.z, p[2]);
+        p[3] = fma4(memory.state[4 * i + 3][tid] * decay, k.w, p[3]);
+    });
+    memory.keys[group][quad] = (p[0] + p[1]) + (p[2] + p[3]);
+    __syncthreads();
+    const float4 v = reinterpret_cast<const float4*>(tokens.v[t])[quad];
+    const float4 e = (v - fold_groups(memory.keys[0] + quad, QUADS)) * tokens.beta[t];
+    p[0] = p[1] = p[2] = p[3] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int i = 0; i < FOURS; i++) {
+        const float4 k = keys[i], q = queries[i];
+        const float ks[4] = {k.x, k.y, k.z, k.w}, qs[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            const float4 s = fma4(e, ks[c], memory.state[4 * i + c][tid] * decay);
+            p[c] = fma4(s, qs[c], p[c]);
+            keep(4 * i + c, s);
+        }
+    }
+    memory.queries[group][quad] = (p[0] + p[1]) + (p[2] + p[3]);
+    __syncthreads();
+}
+
+KERNEL void __launch_bounds__(THREADS, BLOCKS)
+    gdn_slots(const float* p, const float* conv_w, const float* conv, const float* b, const float* a, const float* w_a,
+              const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads,
+              PARAMETER Ahead ahead) {
+    extern __shared__ __align__(16) char dynamic[];
+    Memory& memory = *reinterpret_cast<Memory*>(dynamic);
+    const int tid = threadIdx.x, group = tid / QUADS, head = blockIdx.y, column = blockIdx.x * COLUMNS;
+    const Segment seg = segment_at(segments, blockIdx.z);
+    const int own = group * ROWS * D + column + tid % QUADS * 4;
+    const float* before = state + (static_cast<long long>(seg.slot) * value_heads + head) * (D * D) + own;
+    float* after = state + (static_cast<long long>(seg.to) * value_heads + head) * (D * D) + own;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        copy16(&memory.state[i][tid], before + i * D);
+        if (i % 4 == 3) copies_commit();
+    }
+
+    inputs_ready();
+    ahead.ask((blockIdx.z * gridDim.y + head) * gridDim.x + blockIdx.x, gridDim.x * gridDim.y * gridDim.z);
+    const int channels = (2 * key_heads + value_heads) * D;
+    convolve_tokens(memory.tokens, {Window::of(p, conv_w, conv, channels, seg), b, a, w_a, w_dt, key_heads, value_heads,
+                                    head, column});
+    __syncthreads();
+    const int last = seg.end - seg.begin - 1;
+    o += (static_cast<long long>(seg.begin) * value_heads + head) * D + column + tid;
+#pragma unroll 1
+    for (int t = 0; t <= last; t++) {
+        if (TOKENS == 1 || t == last)
+            delta_step(memory, t, [&](int row, const float4& s) { *reinterpret_cast<float4*>(after + row * D) = s; });
+        else
+            delta_step(memory, t, [&](int row, const float4& s) { memory.state[row][tid] = s; });
+        if (tid < COLUMNS)
+            o[static_cast<long long>(t) * value_heads * D] = fold_groups(reinterpret_cast<const float*>(memory.queries) + tid, COLUMNS);
+    }
+}
