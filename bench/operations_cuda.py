@@ -2,7 +2,7 @@
 
     python -m strata.bench.operations_cuda --out results.json [--only gdn,attention]
 
-Sections: gdn, attention, streams, ends; and floats, scan, formats of prompt_operations.
+Sections: gdn, attention, streams, ends; floats, scan, formats of prompt_operations; window of window_operations.
 
 Timed like the products (`kernels_cuda`): events around replays of a graph of many launches, which together touch more
 memory than the cache holds where the model's layers do. A figure is microseconds of one operation of one layer.
@@ -26,6 +26,7 @@ from rich.console import Console
 from strata.bench.kernels_cuda import Bench
 from strata.bench.prompt_operations import floats, formats, scan
 from strata.bench.report import Report, show
+from strata.bench.window_operations import window
 from strata.kernels.cuda.backend import CudaKernels
 from strata.kernels.cuda.sample import pack
 from strata.kernels.ops import PAGE, AttentionPages, Gdn, Hyper, Norms, Rope, Sampling
@@ -176,6 +177,7 @@ SECTIONS: dict[str, Callable[[Operations], None]] = {
     "floats": floats,
     "scan": scan,
     "formats": formats,
+    "window": window,
 }
 
 

@@ -5,8 +5,9 @@
     launches.queue(without={"hyper_down"})       # inside a capture: all the others
 
 A kernel's share is the time of the window less that of the window without it; of a kernel whose results say where
-others read, what a second launch of it adds. Kernels overlap, so the shares of all do not add up to the window: each
-says what the window would gain if that kernel cost nothing.
+others read, what a second launch of it adds. The experts stay those that were picked when the launches were written
+down: without a kernel the rows would come to resemble each other and share them. Kernels overlap, so the shares of all
+do not add up to the window: each says what the window would gain if that kernel cost nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from strata.kernels.cuda.ahead import AHEAD, NOTHING
 from strata.kernels.cuda.kernel import Kernel
 
 REPLAYS = 11
-PLACES = ("route", "route_window", "embed_rows", "ple_rows", "qsa_select", "window_recent", "sample_recent")
+PICKED = {"route": 1, "route_window": 5}
+"""Which argument of a kernel takes the picked experts."""
+PLACES = ("embed_rows", "ple_rows", "qsa_select", "window_recent", "sample_recent")
 """Kernels whose results are places in memory: never left out."""
 ADVANCES = "window_next"
 """The kernel that moves a window on: left out of replays, which stay at their position."""
@@ -51,26 +54,51 @@ class Launch:
         return f"{self.kernel.name} {rows} x {int(struct['cols'])}{experts}"
 
 
+class _Picks:
+    """The experts of the last router, in memory where no later launch writes."""
+
+    def __init__(self) -> None:
+        self._all: list[Any] = []
+        self._begin = self._end = 0
+
+    def hold(self, picked: Any) -> None:
+        """What a router has just written."""
+        self._all.append(picked.copy())
+        self._begin, self._end = int(picked.data.ptr), int(picked.data.ptr) + picked.nbytes
+
+    def held(self, argument: Any) -> Any:
+        """An argument as it is written down: a struct is copied, and reads the picks where they are held."""
+        if not isinstance(argument, np.ndarray):
+            return argument
+        copy = argument.copy()
+        if "ids" in (copy.dtype.names or ()) and self._begin <= copy["ids"] < self._end:
+            copy["ids"] = int(copy["ids"]) - self._begin + int(self._all[-1].data.ptr)
+        return copy
+
+
 class Launches:
     """In the order in which they were queued."""
 
-    def __init__(self, launches: list[Launch]) -> None:
+    def __init__(self, launches: list[Launch], picks: _Picks) -> None:
         self._all = launches
+        self._picks = picks
 
     @classmethod
     def of(cls, work: Callable[[], Any]) -> Launches:
         """Do the work and write down what it launches."""
         found: list[Launch] = []
+        picks = _Picks()
         real = Kernel.__call__
 
         def call(kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_mem: int = 0) -> None:
-            kept = tuple(a.copy() if isinstance(a, np.ndarray) else a for a in args)
-            found.append(Launch(kernel, grid, block, kept, shared_mem))
+            found.append(Launch(kernel, grid, block, tuple(picks.held(a) for a in args), shared_mem))
             real(kernel, grid, block, args, shared_mem)
+            if kernel.name in PICKED:
+                picks.hold(args[PICKED[kernel.name]])
 
         with mock.patch.object(Kernel, "__call__", call):
             work()
-        return cls(found)
+        return cls(found, picks)
 
     def __iter__(self) -> Iterator[Launch]:
         return iter(self._all)
@@ -98,7 +126,8 @@ class Launches:
         def plain(argument: Any) -> Any:
             return NOTHING if isinstance(argument, np.ndarray) and argument.dtype == AHEAD else argument
 
-        return Launches([replace(launch, arguments=tuple(map(plain, launch.arguments))) for launch in self._all])
+        changed = [replace(launch, arguments=tuple(map(plain, launch.arguments))) for launch in self._all]
+        return Launches(changed, self._picks)
 
     def queue(self, without: Collection[str] = (), twice: Collection[str] = ()) -> None:
         """Queue them again, but those that move the window on: some labels not at all, some twice."""
