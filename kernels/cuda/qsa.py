@@ -41,6 +41,7 @@ _SCORE_BLOCKS: Final = 528
 _SELECT_FEW: Final = 1024
 _SELECT_MANY: Final = 256
 _SLICE: Final = 32
+_KEY_SLICE: Final = 16
 _KEPT_AT_ONCE: Final = 32
 _MOST_KEY_BLOCKS: Final = 1024
 _STATIC: Final = 1024
@@ -372,6 +373,13 @@ def _attend_few(
     )  # fmt: skip
 
 
+def _keys_bytes(heads: int, d: int, keys: KvFormat) -> int:
+    """Shared memory of qsa_keys_row: two slices of the keys, the queries, where the tokens lie, largest scores."""
+    element = _FLOAT if keys.packed else keys.dtype.itemsize
+    tile = ATTENTION_PART * (_KEY_SLICE * element + 16)
+    return 2 * tile + _FLOAT * (heads * (d + 16) + ATTENTION_PART + _WARPS * heads)
+
+
 def _values_bytes(heads: int, d: int) -> int:
     """Shared memory of qsa_values_row: a part of every warp, and the sums of all parts."""
     return _FLOAT * (_WARPS * (heads + 1) * ATTENTION_PART + heads * d)
@@ -390,13 +398,18 @@ def _attend_many(
     out: DeviceArray,
 ) -> None:
     room = cards.card().shared_block - _STATIC
-    heads = next(h for h in HEADS_OF_A_THREAD if g.group % h == 0 and _values_bytes(h, g.d) <= room)
+    heads = next(
+        h
+        for h in HEADS_OF_A_THREAD
+        if g.group % h == 0 and max(_keys_bytes(h, g.d, g.keys), _values_bytes(h, g.d)) <= room
+    )
     chunks = g.heads // heads
     constants: dict[str, Any] = {"HEADS": heads, "HEAD_SIZE": g.d, **g.formats}
     peaks, found = workspace.array((n, g.heads, g.parts)), workspace.array((n, stride), I32)
     launch(
         "qsa_prompt.cu", "qsa_keys_row", (g.parts, chunks, n), (_THREADS,),
-        *row, q, pages.k, s, I32(stride), peaks, found, **constants,
+        *row, q, pages.k, s, I32(stride), peaks, found,
+        shared=_keys_bytes(heads, g.d, g.keys), **constants,
     )  # fmt: skip
     launch(
         "qsa_prompt.cu", "qsa_values_row", (chunks, n), (_THREADS,),

@@ -1,12 +1,11 @@
 // Attention of many rows: a row is enough work for a block. HEADS query heads that share keys are computed together.
 //
-// qsa_keys_row    a block is one part of a row. A lane has one of the four chains of 8 tokens x HEADS query heads: 8 + HEADS
-//                 loads of a word from shared memory for 8 * HEADS fma. Also the largest score of each head and part
+// qsa_keys_row    a block is one part of a row. A lane has two of the four chains of 8 tokens x HEADS / 2 query heads (4 x
+//                 HEADS where HEADS is odd). Also the largest score of each head and part
 // qsa_values_row  a block is a row and HEADS query heads; a warp takes a part, D / 32 dims of all heads a lane, and the block
 //                 joins the parts of its warps in order
-// Why one chain: with whole dots in a thread the same 96 sums take 14 loads of four words, and the words that come back
-//                 are what the shared memory is short of. Sum t of a lane is token t ^ chain, so the exchanges that join
-//                 the chains find the token a lane keeps in the same register in every lane.
+// Why two chains: shared memory gives 128 bytes a turn, and takes one turn for two words a lane where neighbouring lanes (or
+//                 those two apart) ask for the same two. So 96 sums take 14 turns; of one chain 20, of whole dots 20.
 //
 // Constants   HEAD_SIZE = D, HEADS, KEYS, VALUES
 #include "attend.cuh"
@@ -24,15 +23,26 @@ constexpr int WARPS = THREADS / 32;
 // ------------------------------------------------------------------------------------------------------------- keys
 
 constexpr int SLICE = 16;      // dims at a time
-constexpr int TOKENS = 8;      // of a lane
+constexpr int HEAD_SETS = HEADS % 2 ? 1 : 2;    // lanes that share tokens: head h is of set h % HEAD_SETS
+constexpr int OWN_HEADS = HEADS / HEAD_SETS;
+constexpr int TOKEN_GROUPS = 16 / HEAD_SETS;    // of a warp's 64 tokens: t is of group t % TOKEN_GROUPS
+constexpr int TOKENS = 64 / TOKEN_GROUPS;       // of a lane
 constexpr int FEW_TOKENS = 8;  // a part of so few, what follows the listed blocks, is computed from device memory
 
-// Keys of a part, SLICE dims of them, and of its queries. Pitches keep eight tokens in different banks.
+// SLICE dims of the keys of a part. The pitch keeps eight tokens in different banks.
 template <class Value>
 struct Slices {
     static constexpr int PITCH = SLICE + 16 / sizeof(Value);
     Value k[PART][PITCH];
-    float q[HEADS][SLICE];
+};
+
+// What a block of qsa_keys_row has; qsa.py knows how much it is.
+template <class Tile>
+struct KeysMemory {
+    Tile tiles[2];
+    float q[HEADS][D + 16];  // two heads in different banks
+    int tokens[PART];
+    float tops[WARPS][HEADS];
 };
 
 // Plain formats are copied asynchronously as they are; a thread takes the same piece of several tokens.
@@ -57,7 +67,11 @@ struct Stage {
             copy16(&to.k[threadIdx.x / PIECES + i * EACH][threadIdx.x % PIECES * PIECE], from + rows[i] * 16ull);
     }
     DEVICE void land(To&) {}
-    DEVICE static float get(Value v) { return Format::get(v); }
+    DEVICE static float2 pair(const Value* p) {
+        if (sizeof(Value) == 4) return *reinterpret_cast<const float2*>(p);
+        const u32 two = *reinterpret_cast<const u32*>(p);
+        return make_float2(Format::get(static_cast<Value>(two)), Format::get(static_cast<Value>(two >> 16)));
+    }
 };
 
 // Codes are fetched to registers and land as float32; a thread takes the whole slice of several tokens.
@@ -97,7 +111,7 @@ struct Stage<Packed<Codes>> {
             }
         }
     }
-    DEVICE static float get(float v) { return v; }
+    DEVICE static float2 pair(const float* p) { return *reinterpret_cast<const float2*>(p); }
 };
 
 // Scores of the few tokens of a part: a thread a dot.
@@ -117,40 +131,65 @@ DEVICE void few_keys(const float* q, const u8* cached, const int* tokens, int co
     }
 }
 
+// What a lane is: lanes 1 apart differ in the set of heads, lanes 4 apart in the two chains, the others in the tokens.
+struct Place {
+    int heads, chains, group;
+
+    DEVICE Place() {
+        const int lane = threadIdx.x & 31;
+        heads = HEAD_SETS == 2 ? lane & 1 : 0;
+        chains = lane >> 2 & 1;
+        group = HEAD_SETS == 2 ? lane >> 1 & 1 | lane >> 3 << 1 : lane & 3 | lane >> 3 << 2;
+    }
+    DEVICE int head(int h) const { return h * HEAD_SETS + heads; }
+    // Sum t of a lane is this one of its warp's tokens: what a lane keeps of an exchange of chains is in the same registers in
+    // every lane.
+    DEVICE int token(int t) const { return group + TOKEN_GROUPS * (t ^ chains); }
+};
+
 // Dots of 64 tokens with all heads by a warp, chains apart.
 struct Dots {
-    float c[TOKENS][HEADS];
+    float c[TOKENS][OWN_HEADS][2];
+
+    DEVICE void clear() {
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++)
+#pragma unroll
+            for (int h = 0; h < OWN_HEADS; h++) c[t][h][0] = c[t][h][1] = 0.0f;
+    }
 
     template <class Value>
-    DEVICE void add(const Slices<Value>& tile, int first, int chain, int group) {
-        const Value* k[4];
-#pragma unroll
-        for (int t = 0; t < 4; t++) k[t] = &tile.k[first + group + 8 * (t ^ chain)][chain];
+    DEVICE void add(const Slices<Value>& tile, const float* q, int first, const Place& place) {
+        const Value *even = &tile.k[first + place.token(0)][2 * place.chains],
+                    *odd = &tile.k[first + place.token(1)][2 * place.chains];
 #pragma unroll
         for (int x = 0; x < SLICE; x += 4) {
-            float keys[TOKENS], queries[HEADS];
+            float2 keys[TOKENS], queries[OWN_HEADS];
 #pragma unroll
             for (int t = 0; t < TOKENS; t++)
-                keys[t] = Stage<Keys>::get(k[t % 4][(t & 4) * 8 * Slices<Value>::PITCH + x]);
+                keys[t] = Stage<Keys>::pair((t % 2 ? odd : even) + t / 2 * 2 * TOKEN_GROUPS * Slices<Value>::PITCH + x);
 #pragma unroll
-            for (int h = 0; h < HEADS; h++) queries[h] = tile.q[h][x + chain];
+            for (int h = 0; h < OWN_HEADS; h++)
+                queries[h] = *reinterpret_cast<const float2*>(q + h * HEAD_SETS * (D + 16) + x);
 #pragma unroll
             for (int t = 0; t < TOKENS; t++)
 #pragma unroll
-                for (int h = 0; h < HEADS; h++) c[t][h] = fmaf(queries[h], keys[t], c[t][h]);
+                for (int h = 0; h < OWN_HEADS; h++) {
+                    c[t][h][0] = fmaf(queries[h].x, keys[t].x, c[t][h][0]);
+                    c[t][h][1] = fmaf(queries[h].y, keys[t].y, c[t][h][1]);
+                }
         }
     }
 
-    // (c0 + c1) + (c2 + c3). Lane (group, chain) keeps the tokens group + 8 * chain in c[0], and 32 more in c[4].
+    // (c0 + c1) + (c2 + c3). A lane keeps its even tokens.
     DEVICE void join() {
 #pragma unroll
         for (int t = 0; t < TOKENS; t += 2)
 #pragma unroll
-            for (int h = 0; h < HEADS; h++) c[t][h] = c[t][h] + __shfl_xor_sync(ALL, c[t + 1][h], 1);
-#pragma unroll
-        for (int t = 0; t < TOKENS; t += 4)
-#pragma unroll
-            for (int h = 0; h < HEADS; h++) c[t][h] = c[t][h] + __shfl_xor_sync(ALL, c[t + 2][h], 2);
+            for (int h = 0; h < OWN_HEADS; h++) {
+                const float mine = c[t][h][0] + c[t][h][1], theirs = c[t + 1][h][0] + c[t + 1][h][1];
+                c[t][h][0] = mine + __shfl_xor_sync(ALL, theirs, 4);
+            }
     }
 };
 
@@ -159,9 +198,9 @@ KERNEL void __launch_bounds__(THREADS, 3)
     inputs_ready();
     const Args g = ROW;
     typedef Stage<Keys> Staged;
-    __shared__ __align__(16) typename Staged::To tiles[2];
-    __shared__ int tokens[PART];
-    __shared__ float tops[WARPS][HEADS];
+    extern __shared__ __align__(16) u8 keys_memory[];
+    KeysMemory<typename Staged::To>& m = *reinterpret_cast<KeysMemory<typename Staged::To>*>(keys_memory);
+    auto& tiles = m.tiles;
     const int row = blockIdx.z, tid = threadIdx.x, chunks = g.heads / g.kv_heads / HEADS, kv = blockIdx.y / chunks;
     const Kept kept = g.kept(row);
     const int first = blockIdx.x * PART, count = min(PART, kept.count - first);
@@ -169,13 +208,13 @@ KERNEL void __launch_bounds__(THREADS, 3)
     const long long first_head = static_cast<long long>(row) * g.heads + blockIdx.y * HEADS;
     q += first_head * D, s += first_head * stride + first, peaks += first_head * gridDim.x + blockIdx.x;
     for (int t = tid; t < PART; t += THREADS) {
-        tokens[t] = g.token(row, kept, first + min(t, count - 1));
-        if (blockIdx.y == 0 && t < count) found[static_cast<long long>(row) * stride + first + t] = tokens[t];
+        m.tokens[t] = g.token(row, kept, first + min(t, count - 1));
+        if (blockIdx.y == 0 && t < count) found[static_cast<long long>(row) * stride + first + t] = m.tokens[t];
     }
     __syncthreads();
     const float scale = 1.0f / sqrtf(static_cast<float>(D));
     if (count <= FEW_TOKENS) {
-        few_keys(q, cached, tokens, count, g.kv_heads, kv, s, stride, scale);
+        few_keys(q, cached, m.tokens, count, g.kv_heads, kv, s, stride, scale);
         __syncthreads();
         if (tid >= HEADS) return;
         float top = -INFINITE;
@@ -183,50 +222,47 @@ KERNEL void __launch_bounds__(THREADS, 3)
         peaks[tid * gridDim.x] = top;
         return;
     }
-    const int lane = tid & 31, warp = tid >> 5, chain = lane & 3, group = lane >> 2;
-    Staged stage(cached, tokens, g.kv_heads, kv);
-    auto fetch = [&](typename Staged::To& to, int slice) {
-        stage.fetch(to, slice);
-        if (tid < HEADS * SLICE / 4) {
-            const int h = tid / (SLICE / 4), x = tid % (SLICE / 4) * 4;
-            copy16(&to.q[h][x], q + h * D + slice * SLICE + x);
-        }
-    };
+    const int warp = tid >> 5;
+    const Place place;
+    Staged stage(cached, m.tokens, g.kv_heads, kv);
+    for (int e = tid; e < HEADS * D / 4; e += THREADS) copy16(&m.q[e / (D / 4)][e % (D / 4) * 4], q + 4 * e);
     Dots dots;
-#pragma unroll
-    for (int t = 0; t < TOKENS; t++)
-#pragma unroll
-        for (int h = 0; h < HEADS; h++) dots.c[t][h] = 0.0f;
-    fetch(tiles[0], 0);
+    dots.clear();
+    stage.fetch(tiles[0], 0);
     copies_commit();
     stage.land(tiles[0]);
+    const float* own_q = &m.q[place.heads][2 * place.chains];
 #pragma unroll 1
     for (int slice = 0, u = 0; slice < D / SLICE; slice++, u ^= 1) {
         copies_wait<0>();
         __syncthreads();
         const bool more = slice + 1 < D / SLICE;
-        if (more) fetch(tiles[u ^ 1], slice + 1);
+        if (more) stage.fetch(tiles[u ^ 1], slice + 1);
         copies_commit();
-        dots.add(tiles[u], warp * TOKENS * 8, chain, group);
+        dots.add(tiles[u], own_q + slice * SLICE, warp * 64, place);
         if (more) stage.land(tiles[u ^ 1]);
     }
     __syncwarp();
     dots.join();
-    const int t0 = warp * TOKENS * 8 + group + 8 * chain, t1 = t0 + 32;
 #pragma unroll
-    for (int h = 0; h < HEADS; h++) {
-        const float a = dots.c[0][h] * scale, b = dots.c[4][h] * scale;
-        float* to = s + h * static_cast<long long>(stride);
-        if (t0 < count) to[t0] = a;
-        if (t1 < count) to[t1] = b;
-        const float top = warp_max(fmaxf(t0 < count ? a : -INFINITE, t1 < count ? b : -INFINITE));
-        if (lane == 0) tops[warp][h] = top;
+    for (int h = 0; h < OWN_HEADS; h++) {
+        float* to = s + place.head(h) * static_cast<long long>(stride);
+        float top = -INFINITE;
+#pragma unroll
+        for (int i = 0; i < TOKENS; i += 2) {
+            const int t = warp * 64 + place.token(i);
+            const float a = dots.c[i][h][0] * scale;
+            if (t < count) to[t] = a, top = fmaxf(top, a);
+        }
+#pragma unroll
+        for (int apart = HEAD_SETS; apart < 32; apart *= 2) top = fmaxf(top, __shfl_xor_sync(ALL, top, apart));
+        if ((tid & 31) < HEAD_SETS) m.tops[warp][place.head(h)] = top;
     }
     __syncthreads();
     if (tid >= HEADS) return;
-    float top = tops[0][tid];
+    float top = m.tops[0][tid];
 #pragma unroll
-    for (int w = 1; w < WARPS; w++) top = fmaxf(top, tops[w][tid]);
+    for (int w = 1; w < WARPS; w++) top = fmaxf(top, m.tops[w][tid]);
     peaks[tid * gridDim.x] = top;
 }
 
