@@ -21,7 +21,7 @@
 // Tables hold positive codes; `negate` applies the signs of four.
 #pragma once
 
-enum { NATIVE, EIGHT, EVEN_ODD };
+enum { NATIVE, EIGHT, EVEN_ODD, WIDE_NATIVE, WIDE_EIGHT };  // the last two: of activations only, quantize.cuh
 enum { WORD, PAIR, HALF };
 
 struct Pair {
@@ -242,13 +242,13 @@ struct Q5_K {
 
 struct Q6_K {
     FORMAT(256, 210, 16, 0, NATIVE, 2, 0, WORD, 4)
-    DEVICE static u32 code(u32 low, u32 high, int s) {
+    DEVICE static u32 code(u32 low, u32 high, int s) {  // high: with the upper bit of each field turned
         u32 four = s & 2 ? low >> 2 : low << 2, two = (high >> 2 * (s & 3)) << 6;
-        return (four & 0x3C3C3C3Cu) | ((two & 0xC0C0C0C0u) ^ 0x80808080u);
+        return (four & 0x3C3C3C3Cu) | (two & 0xC0C0C0C0u);
     }
     DEVICE static void span(const u8* p, int s, int t, Grid, u32& c0, u32& c1) {
         const u8 *q = p + 64 * (s >> 2) + 32 * (s & 1) + 4 * t, *h = p + 128 + 32 * (s >> 2) + 4 * t;
-        c0 = code(load4<2>(q), load4<2>(h), s), c1 = code(load4<2>(q + 16), load4<2>(h + 16), s);
+        c0 = code(load4<2>(q), load4<2>(h) ^ 0xAAAAAAAAu, s), c1 = code(load4<2>(q + 16), load4<2>(h + 16) ^ 0xAAAAAAAAu, s);
     }
     DEVICE static float scale(const u8* p, int g) { return times(half_at(p + 208) * 0.25f, (i8)p[192 + g]); }
     NO_OFFSET

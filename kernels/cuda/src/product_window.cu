@@ -103,28 +103,50 @@ DEVICE const u8* row_of(const Tile& tile, int r, int row_bytes) {
     return tile.data + min(tile.row + r, tile.rows - 1) * (long long)row_bytes;
 }
 
-// A warp takes 32 octets of a row at a time.
+// A warp takes 32 octets of a row at a time, and reads AHEAD times first.
 DEVICE void inputs_to_shared(const Arguments& a, u8* shared) {
+    enum { AHEAD = 4 };
     const int octets = a.cols / 8, turns = (octets + 31) / 32, lane = threadIdx.x & 31;
-    u8* q = shared;
-    float* d = (float*)(shared + a.at_scales);
-    float* sums = (float*)(shared + a.at_sums);
-    for (int i = threadIdx.x >> 5; i < a.n * turns; i += WARPS) {
-        const int row = ONE ? 0 : i / turns, o = (i - row * turns) * 32 + lane, block = o >> 2, u = o & 3;
-        if (a.x) {
-            float v[8];
-            load_octet(v, a.x + (long long)row * a.cols + 8 * min(o, octets - 1));
-            Octet octet = quantize_octet(v);
-            if (o < octets) {
-                store_octet<F::ORDER>(q + row * a.input_pitch + 32 * block, u, octet);
-                if (u == 0) d[row * a.scale_pitch + block] = octet.d;
-                if (F::OFFSET) store_sums<F::GROUP>(sums + row * a.sum_pitch + block * PER_SPAN, u, octet);
+    float* const d = (float*)(shared + a.at_scales);
+    float* const sums = (float*)(shared + a.at_sums);
+    int row = 0, turn = threadIdx.x >> 5;  // of the row
+    const auto advance = [&]() {
+        for (turn += WARPS; turn >= turns && row < a.n; turn -= turns) row++;
+    };
+    for (; turn >= turns && row < a.n; turn -= turns) row++;
+    while (row < a.n) {
+        int rows[AHEAD], at[AHEAD];
+        float v[AHEAD][8], scale[AHEAD];
+        uint2 q[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            rows[k] = row, at[k] = turn * 32 + lane;
+            if (row >= a.n) break;
+            const long long first = (long long)row * a.cols;
+            if (a.x) {
+                load_octet(v[k], a.x + first + 8 * min(at[k], octets - 1));
+            } else if (at[k] < octets) {
+                q[k] = *(const uint2*)(a.q + first + 8 * at[k]);
+                scale[k] = a.d[row * (octets / 4) + (at[k] >> 2)];
             }
-        } else if (o < octets) {
-            *(uint2*)(q + row * a.input_pitch + 8 * o) = *(const uint2*)(a.q + (long long)row * a.cols + 8 * o);
-            if (u == 0) d[row * a.scale_pitch + block] = a.d[row * (octets / 4) + block];
-            if (F::OFFSET && u < PER_SPAN)
-                sums[row * a.sum_pitch + block * PER_SPAN + u] = a.sums[(row * (octets / 4) + block) * PER_SPAN + u];
+            advance();
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            const int o = at[k], block = o >> 2, u = o & 3;
+            if (rows[k] >= a.n) break;
+            u8* const to = shared + rows[k] * a.input_pitch;
+            float* const own = sums + rows[k] * a.sum_pitch + block * PER_SPAN;
+            if (a.x) {
+                const Octet octet = quantize_octet(v[k]);
+                if (o < octets) store_octet<F::ORDER>(to + 32 * block, u, octet);
+                if (o < octets && F::OFFSET) store_sums<F::GROUP>(own, u, octet);
+                scale[k] = octet.d;
+            } else if (o < octets) {
+                *(uint2*)(to + 8 * o) = q[k];
+                if (F::OFFSET && u < PER_SPAN) own[u] = a.sums[(rows[k] * (octets / 4) + block) * PER_SPAN + u];
+            }
+            if (o < octets && u == 0) d[rows[k] * a.scale_pitch + block] = scale[k];
         }
     }
 }
@@ -381,26 +403,26 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
     u8* const stages = shared + a.at_stages + warp * (STAGES * STAGE);
     const int copy_row = lane / LANES, copy_piece = 16 * (lane % LANES);
     u8* const copy_to = stages + copy_row * PITCH + copy_piece;
-    int load_item = begin, load_chunk = place, load_stage = 0, loaded_item = -1, load_row = 0, last_row = 0;
-    const u8* load_from = 0;
+    int load_item = begin, load_chunk = place, load_stage = 0, loaded_item = -1, load_rows = 0;  // rows: from this lane's first on
+    const u8* load_from = 0;  // of this lane's first row
     auto load = [&]() {
         while (load_chunk >= chunks) load_chunk -= chunks, load_item += step;
         if (load_item < items) {
             if (load_item != loaded_item) {
                 const Tile tile = tile_of(a, load_item);
-                load_from = tile.data;
-                load_row = tile.row + copy_row, last_row = tile.rows - 1;
+                load_from = tile.data + (tile.row + copy_row) * (long long)row_bytes;
+                load_rows = tile.rows - tile.row - copy_row;
                 loaded_item = load_item;
             }
             const int at = load_chunk * CHUNK_BYTES;
-            const int bytes = F::BLOCK == 256 ? (int)CHUNK_BYTES : min((int)CHUNK_BYTES, row_bytes - at);
+            const int end = (F::BLOCK == 256 ? (int)CHUNK_BYTES : min((int)CHUNK_BYTES, row_bytes - at)) - copy_piece;
+            const u8* from = load_from + at;
             u8* to = copy_to + load_stage;
 #pragma unroll
-            for (int i = 0; i < TURNS; i++) {
-                const int row = min(load_row + i * AT_ONCE, last_row);
-                const u8* from = load_from + (row * (long long)row_bytes + at);
+            for (int i = 0; i < TURNS; i++) {  // rows past the last are not copied, and what comes of them is dropped
                 const int shift = (int)((u64)from & 15);
-                if (copy_piece < shift + bytes) copy16(to + i * (AT_ONCE * PITCH), from - shift + copy_piece);
+                if (i * AT_ONCE < load_rows && -shift < end) copy16(to + i * (AT_ONCE * PITCH), from + (copy_piece - shift));
+                from += AT_ONCE * row_bytes;
             }
         }
         copies_commit();
