@@ -38,9 +38,13 @@ _MOST_BLOCK: Final = 64
 _STREAMS: Final = (2, 4)
 _STATIC: Final = 3072
 """Bytes of shared memory that a block declares itself, at most."""
-_DOWN_THREADS: Final = 512
 _DOWN_ROWS: Final = 4
 """Rows of `down` of a block at most."""
+_DOWN_COLUMNS: Final = 8
+"""Rows of activations that hyper_down.cu has at once, at most."""
+_DOWN_WORKERS: Final = 12
+"""Warps of hyper_down.cu beside those that add, at most."""
+_FUSED_THREADS: Final = 512
 _FUSED_PER_THREAD: Final = 20
 """Elements of a thread that still leave registers for a block of 512."""
 
@@ -55,7 +59,8 @@ def norm_streams(
     added: Added | None,
     kind: TensorType | None = None,
 ) -> tuple[DeviceArray, Quantized | None]:
-    """[x = fma(beta, y, x), in place, then] normed (n, C * H); also quantised for a type, which needs H % 128 == 0."""
+    """[x = fma(beta, y, x), in place, then] normed (n, C * H); also quantised for hyper_down.cu and a type, which needs
+    H % 128 == 0: a row's int8 are the first halves of all blocks, then the second."""
     n, streams, width = x.shape
     cols = streams * width
     normed = workspace.array((n, cols))
@@ -109,11 +114,7 @@ def mix(
         (a,) = linear(workspace, [hc.down], normed)
     else:
         a = workspace.array((n, hc.down.rows))
-        launch(
-            "hyper_down.cu", "hyper_down", (-(-hc.down.rows // rows),), (_DOWN_THREADS,),
-            made.q, made.d, made.sums, hc.down.data, a, I32(hc.down.rows), I32(n), I32(hc.down.cols),
-            shared=_down_shared(hc.down, rows, n), TYPE=hc.down.type.name, ROWS=rows, FUSED=0,
-        )  # fmt: skip
+        _down(hc.down, made, a, rows)
     _end(hc, a, normed, u, beta, (None, None, None), left, 0, scale)
 
 
@@ -166,13 +167,38 @@ def _end(
     )  # fmt: skip
 
 
+def _columns(n: int) -> int:
+    """Rows of activations that hyper_down.cu has at once."""
+    return min(_DOWN_COLUMNS, 1 << (n - 1).bit_length())
+
+
+def _workers(cols: int) -> int:
+    return min(_DOWN_WORKERS, -(-cols // (32 * ACT_BLOCK)))
+
+
+def _packed(down: Weight, rows: int) -> int:
+    """Bytes of packed rows in the shared memory of hyper_down.cu."""
+    return rows * ((down.type.row_bytes(down.cols) + 31) // 16 * 16)
+
+
+def _terms(down: Weight, rows: int, n: int) -> int:
+    """Bytes of scales and terms there."""
+    spans, kind = down.cols // ACT_BLOCK, down.type
+    return n * (spans + 4) * 4 + rows * n * (down.cols // kind.group * (1 + kind.has_offset) + 4) * 4
+
+
 def _down_shared(down: Weight, rows: int, n: int) -> int:
-    """Parts of hyper_down.cu."""
-    kind, cols = down.type, down.cols
-    weights = rows * ((kind.row_bytes(cols) + 31) // 16 * 16)
-    sums = cols // kind.group * 4 if kind.has_offset else 0
-    pitch = cols // kind.group * (1 + kind.has_offset) + 4
-    return weights + n * (cols + cols // ACT_BLOCK * 4 + sums) + rows * n * pitch * 4
+    """Parts of hyper_down.cu, not fused."""
+    inputs, packed, terms = _columns(n) * down.cols, _packed(down, rows), _terms(down, rows, n)
+    whole = down.cols <= 32 * ACT_BLOCK * _workers(down.cols)
+    return inputs + (max(packed, terms) if whole else packed + terms)
+
+
+def _fused_shared(down: Weight, rows: int) -> int:
+    """Parts of hyper_down.cu, fused."""
+    kind, groups = down.type, down.cols // down.type.group * 4
+    unpacked = rows * (down.cols + groups * (1 + kind.has_offset))
+    return unpacked + max(_packed(down, rows), down.cols + groups * kind.has_offset + _terms(down, rows, 1))
 
 
 def _down_rows(down: Weight, n: int, width: int) -> int:
@@ -185,10 +211,27 @@ def _down_rows(down: Weight, n: int, width: int) -> int:
     return rows
 
 
+def _down(down: Weight, normed: Quantized, a: DeviceArray, rows: int) -> None:
+    """a = down * normed, `rows` of a block."""
+    n, workers, summers = len(a), _workers(down.cols), -(-rows * len(a) // 32)
+    launch(
+        "hyper_down.cu", "hyper_down", (-(-down.rows // rows),), (32 * (workers + summers),),
+        normed.q, normed.d, normed.sums, down.data, a, I32(down.rows), I32(n),
+        shared=_down_shared(down, rows, n), TYPE=down.type.name, ROWS=rows, FUSED=0, COLS=down.cols,
+        COLUMNS=_columns(n), WORKERS=workers, SUMMERS=summers,
+    )  # fmt: skip
+
+
+def _fused_rows(down: Weight) -> int:
+    """Rows of a block when one row's norm is part of its product with `down`."""
+    return min(_DOWN_ROWS, -(-down.rows // cards.card().multiprocessors))
+
+
 def _fuses(hc: Hyper, streams: int, width: int) -> bool:
     """Whether one row's norm is part of its product with `down`."""
-    chains = streams * LANES == _DOWN_THREADS and width <= _FUSED_PER_THREAD * LANES
-    return chains and _down_rows(hc.down, 1, width) > 0 and _inject_shared(hc) <= _room()
+    shared = max(_fused_shared(hc.down, _fused_rows(hc.down)), _inject_shared(hc))
+    fits = streams * LANES == _FUSED_THREADS and width <= _FUSED_PER_THREAD * LANES and width % LANES == 0
+    return _plain(hc.down.type) and fits and shared <= _room()
 
 
 def _inject_shared(hc: Hyper) -> int:
@@ -207,14 +250,14 @@ def _fused_down(
 ) -> None:
     """a, normed and beta of one row; x stays as it is."""
     _, streams, width = x.shape
-    rows = _down_rows(hc.down, 1, width)
+    rows = _fused_rows(hc.down)
     others = 1 if beta is None else streams
     strength, y = added or (None, None)
     blocks = -(-hc.down.rows // rows) + others
     launch(
-        "hyper_down.cu", "hyper_down", (blocks,), (_DOWN_THREADS,),
+        "hyper_down.cu", "hyper_down", (blocks,), (_FUSED_THREADS,),
         x, strength, y, hc.norm, None if hc.inject is None else hc.inject.data, hc.down.data, a, normed, beta,
         I32(hc.down.rows), F32(eps), F32(1) / F32(streams),
-        shared=max(_down_shared(hc.down, rows, 1), _inject_shared(hc)),
+        shared=max(_fused_shared(hc.down, rows), _inject_shared(hc)),
         TYPE=hc.down.type.name, ROWS=rows, FUSED=1, STREAMS=streams, PER_THREAD=width // LANES,
     )  # fmt: skip

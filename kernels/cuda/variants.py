@@ -32,7 +32,9 @@ def operations() -> Iterator[tuple[str, Constants]]:
         for fresh, eights, at_once in ((1, 1, 1), (0, 1, 5), (0, 2, 5)):
             yield "hyper_window.cu", up | {"FRESH": fresh, "EIGHTS": eights, "AT_ONCE": at_once}
     for kind in ("Q6_K", "Q8_0", "Q5_K", "IQ4_XS"):
-        yield "hyper_down.cu", {"TYPE": kind, "ROWS": 3, "FUSED": 0}
+        down: Constants = {"TYPE": kind, "ROWS": 3, "FUSED": 0, "COLS": 10240, "WORKERS": 10, "SUMMERS": 1}
+        for columns in (1, 2, 8):
+            yield "hyper_down.cu", down | {"COLUMNS": columns}
         yield "hyper_down.cu", {"TYPE": kind, "ROWS": 3, "FUSED": 1, "STREAMS": 4, "PER_THREAD": 20}
     for per in (1, 16):
         yield "route.cu", {"PER_LANE": per}

@@ -1,7 +1,8 @@
 // Hyper-connections around their products: streams normed, gates activated, streams mixed, a block's output added.
 //
 // hyper_norm   [x = fma(beta, y, x) when beta is given,] normed = rms(x) per stream; a block of 128 threads a stream. With
-//              ORDER of a format also int8 and scales of normed, and SUMS of groups of so many, as quantize.cu leaves them
+//              INPUT_ORDER of a format also int8 and scales of normed, and SUMS of groups of so many, as quantize.cu leaves
+//              them, but the first halves of all blocks of 32 before the second halves, as hyper_down.cu reads them
 // hyper_gate   a = silu(a * scale) in place; beta = 2 * sigmoid(inject * scale)
 // hyper_mean   u = (sum_c sigmoid(gates[c]) * normed[c]) * scale, c ascending, first a product, then fma
 // hyper_add    x = fma(beta, y, x)
@@ -61,8 +62,9 @@ KERNEL void __launch_bounds__(LANES)
         normed[i * LANES] = v[i];
     }
 #ifdef INPUT_ORDER
-    const int lane = threadIdx.x & 31;
+    const int lane = threadIdx.x & 31, place = place_in_block<INPUT_ORDER>(lane);
     const long long first = (row * width + threadIdx.x) / 32;  // n = PER_THREAD here
+    const long long all = streams * width, half = (row / streams + (place >> 4)) * (all / 2);
     const LaneScales<PER_THREAD> scales(v);
 #pragma unroll
     for (int h = 0; h < scales.HELD; h++)
@@ -71,7 +73,7 @@ KERNEL void __launch_bounds__(LANES)
     for (int i = 0; i < PER_THREAD; i++) {
         const long long block = first + i * (LANES / 32);
         const int each = scales.quantized(v[i], i);
-        q[32 * block + place_in_block<INPUT_ORDER>(lane)] = (u8)each;
+        q[16 * block + half + (place & 15)] = (u8)each;
 #if SUMS
         const int sum = sum_of_group<SUMS>(each);
         if (lane % SUMS == 0) sums[block * (32 / SUMS) + lane / SUMS] = (float)sum;

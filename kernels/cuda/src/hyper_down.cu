@@ -1,45 +1,55 @@
 // The beginning of a hyper-connection's mix in a window: a = down * normed.
 //
-// A block takes ROWS rows of `down` over their whole length, which come to shared memory before the activations are there;
-// a thread makes the terms of 32 columns of a row, and a lane adds those of a row in their order.
+// A block takes ROWS rows of `down` over their whole length, which come to shared memory and are unpacked before the
+// activations are there. A thread makes the terms of 32 columns; a lane adds those of a row in their order, which takes
+// longer than all else, so that it begins as soon as it can.
 // FUSED = 1, a window of one row: every block adds and norms the streams for itself, as hyper_norm does, thread (c, j) the
 // elements j + 128 i of stream c. That costs less than a launch that waits for one. The blocks after those with rows
 // write `normed` and make beta, one row of `inject` each. x is not written: hyper_window does that.
-// FUSED = 0: int8 and scales of n rows are there, as hyper_norm leaves them.
-// Constants   TYPE a format without a table, ROWS, STREAMS = C, PER_THREAD elements of a thread: H = LANES * PER_THREAD when
-//             FUSED
-// Shapes      x, normed (C, H), y (H,), beta (C,), inject (C, C * H) or null, down (rows, C * H), q (n, C * H), d (n,
-//             C * H / 32), sums (n, C * H / GROUP) -> a (n, rows). Dynamic shared memory: `Parts`
+// FUSED = 0: int8 and scales of n rows are there, as hyper_norm leaves them. A lane of WORKERS warps keeps the codes of 32
+// columns of the rows and copies those of the inputs for itself; SUMMERS warps add behind.
+// Constants   TYPE a format without a table, ROWS; FUSED: STREAMS = C, PER_THREAD elements of a thread, H = LANES *
+//             PER_THREAD; not FUSED: COLS = C * H, COLUMNS rows of activations whose copies are
+//             under way together, WORKERS, SUMMERS
+// Shapes      x, normed (C, H), y (H,), beta (C,), inject (C, C * H) or null, down (rows, C * H), q (n, 2, C * H / 2) by
+//             halves of blocks, d (n, C * H / 32), sums (n, C * H / GROUP) -> a (n, rows). C * H a multiple of 256.
+//             Dynamic shared memory: `Parts`
 // Source      `product`, `lanes` and `ops.Kernels.hyper_mix`
 #include "rows.cuh"
 #include "formats.cuh"
 #include "quantize_lane.cuh"
+#include "ready.cuh"
 
 typedef TYPE F;
-constexpr int THREADS = 512;
 constexpr int CHUNK_BYTES = 256 / F::BLOCK * F::BYTES;
 constexpr int PER_SPAN = 32 / F::GROUP;
 constexpr int SPAN_TERMS = PER_SPAN * (1 + F::OFFSET);
-
+constexpr int AT_ONCE = 8;  // spans whose terms are read at once
 #if FUSED
-static_assert(STREAMS * LANES == THREADS, "a thread is a chain of a stream");
+constexpr int THREADS = STREAMS * LANES, COLS = STREAMS * PER_THREAD * LANES;
 static_assert(PER_THREAD <= 32, "a lane has the scale of one block");
+#else
+constexpr int THREADS = 32 * (WORKERS + SUMMERS);
+#endif
+constexpr int SPANS = COLS / 32;
+constexpr int ROW_BYTES = COLS / F::BLOCK * F::BYTES;
+static_assert(SPANS % AT_ONCE == 0, "terms are read eight spans at once");
+
+// Shared memory, in bytes from its beginning. hyper_window.py computes the same.
+struct Parts {
+    static constexpr int PITCH = SPANS * SPAN_TERMS + 4, SCALE_PITCH = SPANS + 4;  // floats of a row and input, of an input
+    static constexpr int ROW = (ROW_BYTES + 31) / 16 * 16;                         // bytes of a packed row
+#if FUSED
+    static constexpr int CODES = 0, FACTORS = ROWS * COLS, OFFSETS = FACTORS + ROWS * (COLS / F::GROUP) * 4;
+    static constexpr int PACKED = OFFSETS + (F::OFFSET ? ROWS * (COLS / F::GROUP) * 4 : 0);
+    // In the place of the packed rows, when they have been unpacked.
+    static constexpr int INPUTS = PACKED, SUMS = INPUTS + COLS, SCALES = SUMS + (F::OFFSET ? COLS / F::GROUP * 4 : 0);
+#else
+    static constexpr int INPUTS = 0, PACKED = COLUMNS * COLS;
+    static constexpr int SCALES = PACKED + (SPANS > 32 * WORKERS ? ROWS * ROW : 0);  // else in the place of the packed rows
 #endif
 
-// Shared memory, in bytes from its beginning. hyper.py computes the same.
-struct Parts {
-    int row, inputs, scales, sums, terms, pitch;  // bytes of a weight row; `pitch`: terms of a row and input
-
-    DEVICE static Parts of(int cols, int n) {
-        Parts p;
-        p.row = (cols / F::BLOCK * F::BYTES + 31) / 16 * 16;
-        p.inputs = ROWS * p.row;
-        p.scales = p.inputs + n * cols;
-        p.sums = p.scales + n * cols / 8;
-        p.terms = p.sums + (F::OFFSET ? n * (cols / F::GROUP) * 4 : 0);
-        p.pitch = cols / 32 * SPAN_TERMS + 4;  // cols is a multiple of 64: pairs of terms are aligned
-        return p;
-    }
+    DEVICE static int terms(int n) { return SCALES + n * SCALE_PITCH * 4; }
 };
 
 DEVICE void copy_bytes(u8* to, const u8* from, int bytes) {  // 16 at a time, from any address; the shift stays
@@ -48,110 +58,162 @@ DEVICE void copy_bytes(u8* to, const u8* from, int bytes) {  // 16 at a time, fr
     for (int i = 16 * threadIdx.x; i < shift + bytes; i += 16 * THREADS) copy16(to + i, from - shift + i);
 }
 
-// Terms of 32 columns of a weight row with all inputs.
-DEVICE void span_terms(const u8* p, int s, const u8* q, const float* sums, float* terms, const Parts& at, int n, int cols,
-                       int span) {
-    u32 word[8];
-    float scale[PER_SPAN], offset[PER_SPAN];
-#pragma unroll
-    for (int u = 0; u < 4; u++) F::span(p, s, u, Grid{0}, word[2 * u], word[2 * u + 1]);
-#pragma unroll
-    for (int k = 0; k < PER_SPAN; k++) scale[k] = F::scale(p, s * PER_SPAN + k), offset[k] = F::offset(p, s * PER_SPAN + k);
-    const bool flip = span & 4;  // eight neighbours read halves that lie in different banks
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        const u32 low = word[k], high = word[k + 4];
-        word[k] = flip ? high : low, word[k + 4] = flip ? low : high;
+struct Rows {  // of `down`, that a block takes
+    const u8* first;
+    int count;
+
+    DEVICE Rows(const u8* down, int rows)
+        : first(down + (long long)blockIdx.x * ROWS * ROW_BYTES), count(min(ROWS, rows - (int)blockIdx.x * ROWS)) {}
+    DEVICE void copy(u8* memory) const {
+        for (int r = 0; r < count; r++) copy_bytes(memory + Parts::PACKED + r * Parts::ROW, first + r * ROW_BYTES, ROW_BYTES);
     }
-    q += 32 * span + (flip ? 16 : 0);
-    const int other = flip ? -16 : 16;
-    for (int i = 0; i < n; i++) {
-        const uint4 x = *(const uint4*)(q + i * cols), y = *(const uint4*)(q + i * cols + other);
+    DEVICE const u8* at(const u8* memory, int r) const {
+        return memory + Parts::PACKED + r * Parts::ROW + ((u64)(first + r * ROW_BYTES) & 15);
+    }
+};
+
+// Where 16 bytes of a row's codes or of inputs lie: the halves of 32 columns apart, so that lanes meet in no bank.
+DEVICE uint4* half_span(u8* row, int span, int half) { return (uint4*)(row + half * (COLS / 2)) + span; }
+
+struct Codes {  // of 32 columns of a row
+    uint4 low, high;
+    float scale[PER_SPAN], offset[PER_SPAN];
+
+    DEVICE void unpack(const u8* row, int span) {
+        const u8* p = row + span / 8 * CHUNK_BYTES;
+        const int s = span & 7;
+        F::span(p, s, 0, Grid{0}, low.x, low.y);
+        F::span(p, s, 1, Grid{0}, low.z, low.w);
+        F::span(p, s, 2, Grid{0}, high.x, high.y);
+        F::span(p, s, 3, Grid{0}, high.z, high.w);
+#pragma unroll
+        for (int k = 0; k < PER_SPAN; k++)
+            scale[k] = F::scale(p, s * PER_SPAN + k), offset[k] = F::offset(p, s * PER_SPAN + k);
+    }
+#if FUSED
+    DEVICE void store(u8* memory, int r, int span) const {
+        u8* row = memory + Parts::CODES + r * COLS;
+        *half_span(row, span, 0) = low, *half_span(row, span, 1) = high;
+        const int group = (r * SPANS + span) * PER_SPAN;
+#pragma unroll
+        for (int k = 0; k < PER_SPAN; k++) {
+            ((float*)(memory + Parts::FACTORS))[group + k] = scale[k];
+            if (F::OFFSET) ((float*)(memory + Parts::OFFSETS))[group + k] = offset[k];
+        }
+    }
+    DEVICE void load(u8* memory, int r, int span) {
+        u8* row = memory + Parts::CODES + r * COLS;
+        low = *half_span(row, span, 0), high = *half_span(row, span, 1);
+        const int group = (r * SPANS + span) * PER_SPAN;
+#pragma unroll
+        for (int k = 0; k < PER_SPAN; k++) {
+            scale[k] = ((float*)(memory + Parts::FACTORS))[group + k];
+            offset[k] = F::OFFSET ? ((float*)(memory + Parts::OFFSETS))[group + k] : 0.0f;
+        }
+    }
+#endif
+    // The terms with 32 inputs. `sums`: of their groups.
+    DEVICE void multiply(const uint4& x, const uint4& y, const float* sums, float* to) const {
+        const u32 word[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
         const u32 input[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
-        int sum[2] = {0, 0};  // of even and odd words, which are the halves where groups have 16
+        int sum[2] = {MAGIC_BITS, PER_SPAN == 1 ? 0 : MAGIC_BITS};  // of even and odd words: halves where groups have 16
 #pragma unroll
         for (int k = 0; k < 8; k++) sum[k & 1] = __dp4a((int)word[k], (int)input[k], sum[k & 1]);
         if (PER_SPAN == 1) sum[0] += sum[1];
+        float t[SPAN_TERMS];
 #pragma unroll
         for (int k = 0; k < PER_SPAN; k++) {
-            float* to = terms + i * at.pitch + span * SPAN_TERMS + k * (1 + F::OFFSET);
-            to[0] = (float)sum[k] * scale[k];
-            if (F::OFFSET) to[1] = sums[i * (cols / F::GROUP) + span * PER_SPAN + k] * offset[k];
+            t[k * (1 + F::OFFSET)] = scaled(sum[k], scale[k], -MAGIC * scale[k]);
+            if (F::OFFSET) t[k * (1 + F::OFFSET) + 1] = sums[k] * offset[k];
         }
-    }
-}
-
-struct Span2 {  // terms of two spans, and their scales
-    float t[2 * SPAN_TERMS], d[2];
-
-    DEVICE void load(const float* terms, const float* scales) {
+        if (SPAN_TERMS == 1) to[0] = t[0];
 #pragma unroll
-        for (int i = 0; i < 2 * SPAN_TERMS; i += 2) {
-            const float2 v = *(const float2*)(terms + i);
-            t[i] = v.x, t[i + 1] = v.y;
+        for (int k = 0; k + 1 < SPAN_TERMS; k += 2) *(float2*)(to + k) = make_float2(t[k], t[k + 1]);
+    }
+};
+
+struct Terms {  // of eight spans, and their scales
+    float t[AT_ONCE * SPAN_TERMS], d[AT_ONCE];
+
+    DEVICE void load(const float* terms, const float* scales, int eight) {
+        terms += eight * (AT_ONCE * SPAN_TERMS), scales += eight * AT_ONCE;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE * SPAN_TERMS; i += 4) {
+            const float4 v = *(const float4*)(terms + i);
+            t[i] = v.x, t[i + 1] = v.y, t[i + 2] = v.z, t[i + 3] = v.w;
         }
-        const float2 v = *(const float2*)scales;
-        d[0] = v.x, d[1] = v.y;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i += 4) {
+            const float4 v = *(const float4*)(scales + i);
+            d[i] = v.x, d[i + 1] = v.y, d[i + 2] = v.z, d[i + 3] = v.w;
+        }
     }
     DEVICE float add(float sum) const {
 #pragma unroll
-        for (int i = 0; i < 2 * SPAN_TERMS; i++) sum = fmaf(t[i], d[i / SPAN_TERMS], sum);
+        for (int i = 0; i < AT_ONCE * SPAN_TERMS; i++) sum = fmaf(t[i], d[i / SPAN_TERMS], sum);
         return sum;
     }
 };
 
-// The terms of a row in their order; those of the next spans are read while these are added.
-DEVICE float sum_of_row(const float* terms, const float* scales, int spans) {
-    constexpr int DEPTH = 4;
-    Span2 next[DEPTH];
-    const int pairs = spans / 2;
-#pragma unroll
-    for (int i = 0; i < DEPTH; i++)
-        if (i < pairs) next[i].load(terms + 2 * i * SPAN_TERMS, scales + 2 * i);
+// The terms of a row in their order; those of the next spans are read while these are added. Whole warps. `ready`: for each
+// 32 spans whether their terms are there, null when all are.
+DEVICE float sum_of_row(const float* terms, const float* scales, const Ready* ready) {
+    constexpr int EIGHTS = SPANS / AT_ONCE;
+    Terms held[2];
+    if (ready) ready_wait(ready);
+    held[0].load(terms, scales, 0);
     float sum = 0.0f;
-    for (int first = 0; first < pairs; first += DEPTH) {
+#pragma unroll 1
+    for (int first = 0; first < EIGHTS; first += 4) {
+        const bool last = first + 4 >= EIGHTS;
+        bool seen = true;
 #pragma unroll
-        for (int i = 0; i < DEPTH; i++) {
-            if (first + i >= pairs) break;
-            const Span2 now = next[i];
-            const int ahead = first + i + DEPTH;
-            if (ahead < pairs) next[i].load(terms + 2 * ahead * SPAN_TERMS, scales + 2 * ahead);
-            sum = now.add(sum);
+        for (int i = 0; i < 4; i++) {
+            if (first + i >= EIGHTS) break;
+            if (i == 2 && ready && !last) seen = ready_seen(ready + first / 4 + 1);
+            if (i == 3 && !seen) ready_wait(ready + first / 4 + 1);
+            if (first + i + 1 < EIGHTS) held[(i + 1) & 1].load(terms, scales, first + i + 1);
+            sum = held[i & 1].add(sum);
         }
     }
-    if (spans & 1)
-#pragma unroll
-        for (int i = 0; i < SPAN_TERMS; i++) sum = fmaf(terms[(spans - 1) * SPAN_TERMS + i], scales[spans - 1], sum);
     return sum;
 }
 
-// The block's rows with inputs that lie in shared memory.
-DEVICE void multiply_rows(u8* memory, const Parts& at, const u8* down, float* a, int first, int rows, int all, int n,
-                          int cols) {
-    const int spans = cols / 32, row_bytes = cols / F::BLOCK * F::BYTES;
-    float* terms = (float*)(memory + at.terms);
-    for (int item = threadIdx.x; item < rows * spans; item += THREADS) {
-        const int r = item / spans, span = item - r * spans;
-        const u8* row = memory + r * at.row + ((u64)(down + (long long)(first + r) * row_bytes) & 15);
-        span_terms(row + span / 8 * CHUNK_BYTES, span & 7, memory + at.inputs, (const float*)(memory + at.sums),
-                   terms + r * n * at.pitch, at, n, cols, span);
+#if FUSED
+
+DEVICE void unpack_rows(u8* memory, const Rows& rows) {
+#pragma unroll 1
+    for (int item = threadIdx.x; item < rows.count * SPANS; item += THREADS) {
+        const int r = item / SPANS, span = item - r * SPANS;
+        Codes codes;
+        codes.unpack(rows.at(memory, r), span);
+        codes.store(memory, r, span);
     }
-    __syncthreads();
-    const int r = threadIdx.x >> 5, i = threadIdx.x & 31;
-    if (r >= rows || i >= n) return;
-    a[(long long)i * all + first + r] =
-        sum_of_row(terms + (r * n + i) * at.pitch, (const float*)(memory + at.scales) + i * spans, spans);
 }
 
-#if FUSED
+DEVICE void multiply_rows(u8* memory, const Rows& rows) {
+#pragma unroll
+    for (int i = 0; i < (ROWS * SPANS + THREADS - 1) / THREADS; i++) {
+        const int item = threadIdx.x + i * THREADS, r = item / SPANS, span = item - r * SPANS;
+        if (r >= rows.count) break;
+        Codes codes;
+        codes.load(memory, r, span);
+        u8* inputs = memory + Parts::INPUTS;
+        codes.multiply(*half_span(inputs, span, 0), *half_span(inputs, span, 1),
+                       (const float*)(memory + Parts::SUMS) + span * PER_SPAN,
+                       (float*)(memory + Parts::terms(1)) + r * Parts::PITCH + span * SPAN_TERMS);
+    }
+}
 
 // What a thread holds of its stream: after `norm`, normed values.
 struct Values {
     float v[PER_THREAD];
 
-    DEVICE void norm(const float (&factors)[PER_THREAD], float* buffer, float eps) {
+    DEVICE void norm(const float* w, float* buffer, float eps) {
         const int lane = threadIdx.x & 31;
-        float chain = 0.0f;
+        float chain = 0.0f, factors[PER_THREAD];
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; i++) factors[i] = w[i * LANES];
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) chain = fmaf(v[i], v[i], chain);
         buffer[threadIdx.x] = chain;
@@ -162,24 +224,32 @@ struct Values {
         for (int i = 0; i < PER_THREAD; i++) v[i] = (v[i] * r) * factors[i];
     }
     // A warp's 32 values of one i are a block.
-    DEVICE void quantize(u8* memory, const Parts& at) const {
+    DEVICE void quantize(u8* memory) const {
         const int lane = threadIdx.x & 31, first = (threadIdx.x / LANES * PER_THREAD * LANES + threadIdx.x % LANES) & ~31;
+        const int place = place_in_block<F::ORDER>(lane);
         const LaneScales<PER_THREAD> scales(v);
-        if (lane < PER_THREAD) ((float*)(memory + at.scales))[(first + lane * LANES) / 32] = scales.d[0];
+        if (lane < PER_THREAD) ((float*)(memory + Parts::SCALES))[(first + lane * LANES) / 32] = scales.d[0];
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) {
             const int block = (first + i * LANES) / 32, q = scales.quantized(v[i], i);
-            memory[at.inputs + 32 * block + place_in_block<F::ORDER>(lane)] = (u8)q;
+            ((u8*)half_span(memory + Parts::INPUTS, block, place >> 4))[place & 15] = (u8)q;
             if (!F::OFFSET) continue;
             const int sum = sum_of_group<F::GROUP>(q);
-            if (lane % F::GROUP == 0) ((float*)(memory + at.sums))[block * PER_SPAN + lane / F::GROUP] = (float)sum;
+            if (lane % F::GROUP == 0) ((float*)(memory + Parts::SUMS))[block * PER_SPAN + lane / F::GROUP] = (float)sum;
         }
     }
 };
 
+// The norm's factors on their way to the second level of the cache: they are read when there is room for them.
+DEVICE void ask_for(const float* w) {
+#if ARCH >= 900
+    for (int i = 32 * threadIdx.x; i < COLS; i += 32 * THREADS)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(w + i) : "memory");
+#endif
+}
+
 // beta of row `unit` of inject, which lies in shared memory behind room for the normed values.
 DEVICE void make_beta(const Values& values, float* memory, float* buffer, float* normed, float* beta, int unit, float scale) {
-    constexpr int COLS = STREAMS * PER_THREAD * LANES;
     const int first = threadIdx.x / LANES * PER_THREAD * LANES + threadIdx.x % LANES, lane = threadIdx.x & 31;
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) {
@@ -200,28 +270,27 @@ DEVICE void make_beta(const Values& values, float* memory, float* buffer, float*
     if (lane == 0) beta[unit] = 2.0f * sigmoid_f32(sum * scale);
 }
 
-KERNEL void __launch_bounds__(THREADS, 1)
+KERNEL void __launch_bounds__(THREADS, 2)
     hyper_down(const float* x, const float* strength, const float* y, const float* w, const float* inject, const u8* down,
-               float* a, float* normed, float* beta, int rows, float eps, float scale) {
+               float* a, float* normed, float* beta, int n_rows, float eps, float scale) {
     extern __shared__ __align__(16) u8 memory[];
     __shared__ float buffer[THREADS];
-    constexpr int WIDTH = PER_THREAD * LANES, COLS = STREAMS * WIDTH;
-    const int blocks = (rows + ROWS - 1) / ROWS, unit = (int)blockIdx.x - blocks;
-    const int first = blockIdx.x * ROWS, stream = threadIdx.x / LANES, j = threadIdx.x % LANES;
-    const int row_bytes = COLS / F::BLOCK * F::BYTES;
-    const Parts at = Parts::of(COLS, 1);
+    constexpr int WIDTH = PER_THREAD * LANES;
+    const int blocks = (n_rows + ROWS - 1) / ROWS, unit = (int)blockIdx.x - blocks;
+    const int stream = threadIdx.x / LANES, j = threadIdx.x % LANES;
+    const Rows rows(down, n_rows);
+    ask_for(w);
     if (unit < 0) {
-        for (int r = 0; r < min(ROWS, rows - first); r++)
-            copy_bytes(memory + r * at.row, down + (long long)(first + r) * row_bytes, row_bytes);
+        rows.copy(memory);
     } else if (beta) {
         copy_bytes(memory + 4 * COLS, (const u8*)(inject + (long long)unit * COLS), 4 * COLS);
     }
     copies_commit();
-    float factors[PER_THREAD];
-    Values values;
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) factors[i] = w[stream * WIDTH + i * LANES + j];
+    copies_wait<0>();
+    __syncthreads();
+    if (unit < 0) unpack_rows(memory, rows);
     if (!strength) inputs_ready();  // else the kernel before made y, and x and strength are older
+    Values values;
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) values.v[i] = read_early(x + stream * WIDTH + i * LANES + j);
     if (strength) {
@@ -231,37 +300,121 @@ KERNEL void __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) added[i] = y[i * LANES + j];
 #pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) values.v[i] = fmaf(b, added[i], values.v[i]);
+        for (int i = 0; i < PER_THREAD; i++) {
+            values.v[i] = fmaf(b, added[i], values.v[i]);
+            KEEP(values.v[i]);
+        }
     }
-    values.norm(factors, buffer, eps);
-    copies_wait<0>();
+    values.norm(w + stream * WIDTH + j, buffer, eps);
     if (unit >= 0) {
-        __syncthreads();
         make_beta(values, (float*)memory, buffer, normed, beta, unit, scale);
         return;
     }
-    values.quantize(memory, at);
+    values.quantize(memory);
     __syncthreads();
-    multiply_rows(memory, at, down, a, first, min(ROWS, rows - first), rows, 1, COLS);
+    multiply_rows(memory, rows);
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    const int r = min((int)threadIdx.x, rows.count - 1);
+    const float sum = sum_of_row((const float*)(memory + Parts::terms(1)) + r * Parts::PITCH,
+                                 (const float*)(memory + Parts::SCALES), nullptr);
+    if (threadIdx.x < rows.count) a[blockIdx.x * ROWS + r] = sum;
 }
 
 #else
 
-KERNEL void __launch_bounds__(THREADS, 1)
-    hyper_down(const u8* q, const float* d, const float* sums, const u8* down, float* a, int rows, int n, int cols) {
+// Copies of a lane's columns of COLUMNS inputs from `begin` on, each a group, and with the first the scales of its warp's.
+DEVICE void copy_inputs(u8* memory, const u8* q, const float* d, int n, int begin, int first, bool works) {
+    const int lane = threadIdx.x & 31, span = first + lane;
+    for (int i = lane / 8; i < COLUMNS; i += 4)
+        if (begin + i < n && first + 4 * (lane & 7) < SPANS)
+            copy16((float*)(memory + Parts::SCALES) + (begin + i) * Parts::SCALE_PITCH + first + 4 * (lane & 7),
+                   d + (long long)(begin + i) * SPANS + first + 4 * (lane & 7));
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i++) {
+        if (works && begin + i < n)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                copy16(half_span(memory + Parts::INPUTS + i * COLS, span, half),
+                       q + (long long)(begin + i) * COLS + half * (COLS / 2) + 16 * span);
+        copies_commit();
+    }
+}
+
+// Until the lane's copies of input i have come, those of the inputs behind it still under way.
+DEVICE void wait_for_input(int i) {
+    switch (COLUMNS - 1 - i) {
+        case 7: return copies_wait<7>();
+        case 6: return copies_wait<6>();
+        case 5: return copies_wait<5>();
+        case 4: return copies_wait<4>();
+        case 3: return copies_wait<3>();
+        case 2: return copies_wait<2>();
+        case 1: return copies_wait<1>();
+        default: return copies_wait<0>();
+    }
+}
+
+struct Worker {  // a lane with 32 columns of all rows
+    Codes codes[ROWS];
+
+    DEVICE void unpack(const u8* memory, const Rows& rows, int span) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) codes[r].unpack(rows.at(memory, min(r, rows.count - 1)), span);
+    }
+    DEVICE void multiply(u8* memory, const float* sums, int n, int begin, int span, bool works) const {
+        float* terms = (float*)(memory + Parts::terms(n)) + span * SPAN_TERMS;
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++) {
+            wait_for_input(i);
+            if (!works || begin + i >= n) continue;
+            u8* input = memory + Parts::INPUTS + i * COLS;
+            const uint4 low = *half_span(input, span, 0), high = *half_span(input, span, 1);
+            float of_groups[PER_SPAN];
+#pragma unroll
+            for (int k = 0; k < PER_SPAN; k++)
+                of_groups[k] = F::OFFSET ? sums[((long long)(begin + i) * SPANS + span) * PER_SPAN + k] : 0.0f;
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                codes[r].multiply(low, high, of_groups, terms + (r * n + begin + i) * Parts::PITCH);
+        }
+    }
+};
+
+KERNEL void __launch_bounds__(THREADS, 2)
+    hyper_down(const u8* q, const float* d, const float* sums, const u8* down, float* a, int n_rows, int n) {
     extern __shared__ __align__(16) u8 memory[];
-    const int first = blockIdx.x * ROWS, row_bytes = cols / F::BLOCK * F::BYTES;
-    const Parts at = Parts::of(cols, n);
-    for (int r = 0; r < min(ROWS, rows - first); r++)
-        copy_bytes(memory + r * at.row, down + (long long)(first + r) * row_bytes, row_bytes);
-    inputs_ready();
-    copy_bytes(memory + at.inputs, q, n * cols);
-    copy_bytes(memory + at.scales, (const u8*)d, n * cols / 8);
-    if (F::OFFSET) copy_bytes(memory + at.sums, (const u8*)sums, n * (cols / F::GROUP) * 4);
+    __shared__ Ready ready[(SPANS + 31) / 32];
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const Rows rows(down, n_rows);
+    for (int i = threadIdx.x; 32 * i < SPANS; i += THREADS) ready_init(ready + i);
+    rows.copy(memory);
     copies_commit();
     copies_wait<0>();
     __syncthreads();
-    multiply_rows(memory, at, down, a, first, min(ROWS, rows - first), rows, n, cols);
+    int first = 32 * (warp - SUMMERS);  // columns of the warp
+    Worker worker;
+    if (warp >= SUMMERS) worker.unpack(memory, rows, min(first + lane, SPANS - 1));
+    __syncthreads();
+    inputs_ready();
+    if (warp >= SUMMERS) {
+        for (;;) {
+            const int span = first + lane;
+            for (int begin = 0; begin < n; begin += COLUMNS) {
+                copy_inputs(memory, q, d, n, begin, first, span < SPANS);
+                worker.multiply(memory, sums, n, begin, span, span < SPANS);
+            }
+            ready_set(ready + first / 32);
+            first += 32 * WORKERS;
+            if (first >= SPANS) return;
+            worker.unpack(memory, rows, min(first + lane, SPANS - 1));
+        }
+    }
+    const int id = threadIdx.x, r = id / n, i = id - r * n;
+    const bool works = r < rows.count;
+    const float sum = sum_of_row((const float*)(memory + Parts::terms(n)) + (works ? id : 0) * Parts::PITCH,
+                                 (const float*)(memory + Parts::SCALES) + (works ? i : 0) * Parts::SCALE_PITCH, ready);
+    if (works) a[(long long)i * n_rows + blockIdx.x * ROWS + r] = sum;
 }
 
 #endif

@@ -92,7 +92,7 @@ def test_a_width_that_cannot_be_read_four_at_a_time_is_refused(target):
 @pytest.mark.parametrize(
     ("n", "c", "h", "r", "kind"),
     [(1, 4, 256, 70, "Q6_K"), (1, 4, 128, 32, "Q5_1"), (1, 2, 128, 32, "Q4_0"), (2, 4, 128, 33, "Q6_K"),
-     (8, 2, 256, 9, "Q5_K"), (5, 4, 128, 10, "Q2_0")],
+     (8, 2, 256, 9, "Q5_K"), (5, 4, 128, 10, "Q2_0"), (10, 4, 128, 33, "Q4_0"), (4, 4, 640, 9, "Q2_K")],
 )  # fmt: skip
 def test_a_windows_mix_in_few_launches_is_add_then_mix(
     target, same_bits, random_weight, n, c, h, r, kind, added, inject
@@ -111,6 +111,16 @@ def test_a_windows_mix_in_few_launches_is_add_then_mix(
     same_bits(target.host(on_device), x)
     if inject:
         same_bits(target.host(made), want_beta)
+
+
+def test_columns_that_the_warps_of_a_block_take_in_turn_are_added_in_their_order(
+    target, same_bits, random_weight, monkeypatch
+):
+    monkeypatch.setattr(hyper_window, "_DOWN_WORKERS", 2)
+    hc = case(random_weight, 4, 640, 32, "Q8_0", inject=False)  # 80 spans: two turns, the second of half a warp
+    hc, x = replace(hc, down=random_weight("Q6_K", 32, 4 * 640)), streams(3, 4, 640)
+    u, _ = hyper_mix(target.workspace(16), target.put(x), target.put(hc), EPS, 64)
+    same_bits(target.host(u), cpu.hyper_mix(x, hc, EPS)[0])
 
 
 @pytest.mark.parametrize("kind", ["Q6_K", "Q2_K", "Q4_K", "IQ3_S", "Q4_0", "Q2_0"])
