@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from strata.engine import environment
 from strata.engine.flags import help_text
 from strata.engine.log import configure, log, log_traceback
@@ -66,6 +68,8 @@ def main() -> int:
 
 def _run(argv: Sequence[str], out: int) -> int:
     options = parse(argv)
+    if environment.is_on(os.environ.get(environment.BATCH_MTP)):
+        options = msgspec.structs.replace(options, batch_mtp=True)
     for note in (*notes(argv), *(() if options.plan else environment.notes(os.environ))):
         log(note)
     # Imported here: a refused command line and --help need neither NumPy nor the kernels.
@@ -142,10 +146,15 @@ def _conversations(runner: ModelRunner | CudaRunner, pack: Pack, options: Option
 
 def _path(runner: ModelRunner | CudaRunner, conversations: Conversations, pack: Pack, options: Options) -> Path:
     """What schedules on the runner."""
+    from strata.engine.drafts import draft_rules
     from strata.engine.schedule.live import Path
     from strata.engine.schedule.ports import Rules
 
+    drafts, said = draft_rules(options, runner.n_slots)
+    for line in said:
+        log(line)
     rules = Rules(
+        drafts=drafts,
         chunk=runner.chunk,
         beside=runner.beside,
         max_context=options.max_context,
@@ -164,13 +173,16 @@ def _path(runner: ModelRunner | CudaRunner, conversations: Conversations, pack: 
 
 def _runner(pack: Pack, options: Options) -> ModelRunner | CudaRunner:
     """The model on the device that was chosen. CuPy is imported only for a card."""
+    from strata.engine.drafts import draft_pack
+
+    draft = draft_pack(options, pack)
     if options.device == "cuda":
         from strata.engine.cuda_runner import CudaRunner
 
-        return CudaRunner(pack, options)
+        return CudaRunner(pack, options, draft)
     from strata.engine.runner import ModelRunner
 
-    return ModelRunner(pack, options)
+    return ModelRunner(pack, options, draft)
 
 
 def _say(text: str) -> int:

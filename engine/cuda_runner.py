@@ -20,12 +20,13 @@ from strata.engine.capacity import state_plan
 from strata.engine.device.arena import MIB
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.device.driver import Array, Driver
+from strata.engine.draft.accept import n_kept
 from strata.engine.flags import AUTO_BESIDE
 from strata.engine.model import Rows
 from strata.engine.model.resident import AUTO_CHUNKS, WINDOW_ROWS, Resident
 from strata.engine.model.window import Draw, Ticket, penalises
 from strata.engine.options import Options, Refused
-from strata.engine.pack import Pack
+from strata.engine.pack import DraftPack, Pack
 from strata.engine.runner import check_lengths
 from strata.engine.schedule.ports import Row
 from strata.engine.state.pages import OutOfPages
@@ -103,6 +104,11 @@ def _draw(row: Row) -> Draw:
     return Draw(row.how, before, row.position, row.last_n)
 
 
+def _draw_behind(row: Row, i: int) -> Draw:
+    """How the token behind the i-th fed one is sampled."""
+    return Draw(row.how, row.recent_with(i) if penalises(row.how) else _NOTHING, row.position + i + 1, row.last_n)
+
+
 class CudaRunner:
     """`schedule.ports.Runner` on a card. `driver`: tests put a card without hardware here.
 
@@ -110,7 +116,9 @@ class CudaRunner:
     n_slots         batch slots; pool slots 1 to n_slots of `state`
     """
 
-    def __init__(self, pack: Pack, options: Options, driver: Driver | None = None) -> None:
+    def __init__(
+        self, pack: Pack, options: Options, draft: DraftPack | None = None, driver: Driver | None = None
+    ) -> None:
         self.cost = WindowCost()
         self._batch: _Batch | None = None
         self._ahead: Ticket | None = None  # the window after the last one, started before it was asked for
@@ -128,6 +136,10 @@ class CudaRunner:
                 kv=options.kv,
                 table=options.ple_io,
                 chunks=[chunk] if chunk else AUTO_CHUNKS,
+                verify=min(max(options.spec, 1 + options.lookup), WINDOW_ROWS),
+                draft=draft,
+                draft_slots=options.draft_slots,
+                draft_context=options.draft_context,
             )
         except DeviceError as error:
             raise Refused(f"--device cuda: {error}") from None
@@ -137,6 +149,7 @@ class CudaRunner:
         self.n_slots = self.state.n_slots - 1
         self._model = self._resident.model
         self._windows = self._resident.windows
+        self.drafter = self._resident.drafter
 
     def warm(self) -> None:
         """Capture what every request uses; from then on nothing allocates."""
@@ -171,14 +184,16 @@ class CudaRunner:
     def feed(self, slot: int, begin: int, tokens: I32, want_logits: bool) -> Array | None:
         self._forget()
         rows = Rows.of([(slot, begin, tokens)])
-        logits = self._compute(rows, want_logits)
+        logits = self._compute(rows, tokens, want_logits)
         self._slot, self._end = slot, begin + len(tokens)
         self._logits = logits if want_logits else None
         return None if self._logits is None else self._logits[0]
 
-    def _compute(self, rows: Rows, want_logits: bool) -> Array | None:
+    def _compute(self, rows: Rows, tokens: I32, want_logits: bool) -> Array | None:
         if len(rows) > WINDOW_ROWS:
-            logits = self._model.forward(rows, self.state, [len(rows) - 1] if want_logits else [])
+            logits, x = self._model.read(rows, self.state, [len(rows) - 1] if want_logits else [])
+            if self.drafter is not None:
+                self.drafter.read(int(rows.slots[0]), tokens, x)
             self._device.driver.synchronize()
             return logits
         ticket = self._started(rows, int(want_logits), 0)
@@ -239,6 +254,40 @@ class CudaRunner:
             return
         self._ahead = self._windows.step(ticket, max(batch.positions))
         self.cost.ahead += 1
+
+    # --------------------------------------------------------------------------------------------------------- drafts
+
+    def follows(self, slot: int) -> bool:
+        return self.drafter is not None and self.drafter.book.follows(slot)
+
+    def propose(self, row: Row, most: int, min_p: float) -> list[int]:
+        if self.drafter is None or not self.follows(row.slot):
+            return []
+        return self.drafter.propose(row.slot, len(row.tokens), most, min_p)
+
+    def verify(self, rows: Sequence[Row]) -> list[list[int]]:
+        self._forget()
+        fed = Rows.of([(row.slot, row.position, row.fed) for row in rows])
+        self._model.check(fed, self.state)
+        lengths = [(slot, end - begin) for slot, begin, end in fed.segments.tolist()]
+        self.state.reserve_all(lengths)
+        draws = [_draw_behind(row, i) for row in rows for i in range(1 + len(row.drafts))]
+        ticket = self._windows.verify(fed, draws)
+        ids, said = ticket.wait(), []
+        for row, (slot, begin, end) in zip(rows, fed.segments.tolist(), strict=True):
+            own = ids[begin:end]
+            n = n_kept(row.drafts, own)
+            if min(own[:n]) < 0:
+                raise RuntimeError(f"the logits of slot {slot} before {row.position + n} are not finite")
+            if begin + n < end:
+                self._windows.replay(ticket, slot, begin, n)
+            self.state.advance(slot, n)
+            if self.drafter is not None:
+                drafts, likely = ticket.drafts()
+                last = begin + n - 1
+                self.drafter.kept(slot, last, n, row.position + n + 1, drafts[last], likely[last])
+            said.append(own[:n])
+        return said
 
     def _decided(self, ids: list[int]) -> list[int]:
         batch = self._batch

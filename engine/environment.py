@@ -14,6 +14,7 @@ from strata.protocol.fields import parse_float
 
 DEBUG: Final = "STRATA_DEBUG"
 TRACE: Final = "STRATA_TRACE"
+BATCH_MTP: Final = "STRATA_BATCH_MTP"
 DECODE_SHARE: Final = "STRATA_BATCH_DECODE_SHARE"
 DEFAULT_SHARE: Final = 0.5
 MOST_SHARE: Final = 100.0
@@ -28,6 +29,7 @@ def _names(words: str) -> frozenset[str]:
 HERE: Final[dict[str, str]] = {
     DEBUG: "switch: a failure's Python traceback goes to the log",
     TRACE: "switch: an admission leaves a line of its phases in the log",
+    BATCH_MTP: "switch: the same as --batch-mtp",
     DECODE_SHARE: "between two chunks of a read the slots decode for this times the chunk's time, at least one window; "
     f"0: they wait for the whole read. {DEFAULT_SHARE:g} when unset, at most {MOST_SHARE:g}",
     KERNEL_CACHE: "folder for the machine code of a card's kernels, which only a first start compiles; else `strata` "
@@ -46,7 +48,7 @@ rows, experts of a prompt read where they lie, states copied on the device witho
 again."""
 
 NO_EFFECT_SWITCHES: Final = _names(
-    "ARENA_REGISTER BATCH_GROUPS_NV_SERIAL BATCH_MTP BATCH_MTP_SERIAL CKPT_THREADS DBG_GDN "
+    "ARENA_REGISTER BATCH_GROUPS_NV_SERIAL BATCH_MTP_SERIAL CKPT_THREADS DBG_GDN "
     "FOUR_CARD_PROFILE IO_PREFETCH MMQ_GROUP_SORT PIPED_CONCURRENT PIPED_CONCURRENT_PRIO "
     "PIPE_BYIELD_NODRAIN PREFILL_HELP PREFILL_OWN_AUTO SPLIT_MTP_BATCH STAGE_TRIM PREFILL_EQUAL SPLIT_OWN "
     "SPLIT_OWN_BUFFERS SPLIT_TIMING ADAPT_NOWAIT RESIDENT_PIN"
@@ -88,7 +90,7 @@ def notes(environ: Mapping[str, str]) -> list[str]:
         text = environ[name]
         if not name.startswith("STRATA_") or not text or name in ELSEWHERE:
             continue
-        is_switch = name in NO_EFFECT_SWITCHES or name in SO_ANYWAY or name in (DEBUG, TRACE)
+        is_switch = name in NO_EFFECT_SWITCHES or name in SO_ANYWAY or name in (DEBUG, TRACE, BATCH_MTP)
         if is_switch and _number(text) is None:
             lines.append(f"{name} is a switch and its value is no whole number: taken as off")
         elif name == DECODE_SHARE and _share(text) is None:

@@ -27,6 +27,7 @@ class Flag:
     missing: str = ""
     said: str = ""
     aliases: tuple[str, ...] = ()
+    optional: bool = False
 
     @property
     def works(self) -> bool:
@@ -107,6 +108,11 @@ def file(text: str) -> str:
     if not text or "\0" in text:
         raise ValueError("the name of a file")
     return text
+
+
+def file_or_own(text: str) -> str:
+    """A file; nothing says that of the model itself."""
+    return file(text) if text else text
 
 
 def ids(text: str) -> tuple[int, ...]:

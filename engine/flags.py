@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from strata.engine.flag import Flag, auto_or, file, folder, ids, one_of, reserve, share, switch, whole
+from strata.engine.flag import Flag, auto_or, file, file_or_own, folder, ids, one_of, reserve, share, switch, whole
 
 MAX_CONTEXT: Final = 1 << 20
 DEFAULT_CONTEXT: Final = 4096
@@ -56,7 +56,7 @@ def _split(usage: str) -> tuple[str, tuple[str, ...], str]:
 
 def _works(group: str, usage: str, default: str, read: Callable[[str], object], meaning: str) -> Flag:
     name, aliases, value = _split(usage)
-    return Flag(name, value, default, meaning, group, read=read, aliases=aliases)
+    return Flag(name, value, default, meaning, group, read=read, aliases=aliases, optional=value.startswith("["))
 
 
 _WORKING: Final = (
@@ -228,6 +228,51 @@ _WORKING: Final = (
         "a read that has no more than N tokens left does not give way to another",
     ),
     _works(
+        DRAFTS,
+        "--mtp [FILE]",
+        "none",
+        file_or_own,
+        "load the draft layer, from a file of its own or from the model's; it proposes tokens, the model decides. "
+        "Never changes the text",
+    ),
+    _works(
+        DRAFTS,
+        "--spec T",
+        "1",
+        whole(1, WINDOW_ROWS),
+        f"rows of a verify window, at most {WINDOW_ROWS}: a token and T - 1 drafts of it; 1: no drafts. Drafts that do "
+        "not pay are left out. Never changes the text",
+    ),
+    _works(
+        DRAFTS,
+        "--spec-min-p P",
+        "0",
+        share,
+        "the draft layer goes on after a proposal that is at least so likely",
+    ),
+    _works(
+        DRAFTS,
+        "--suffix-draft N",
+        "3",
+        whole(0, WINDOW_ROWS - 1),
+        "tokens drafted from the text itself, where its last words have come before; 0: none. They come behind or "
+        "instead of those of the draft layer and need a --spec above 1. Never changes the text",
+    ),
+    _works(
+        DRAFTS,
+        "--mtp-window N",
+        "32768",
+        whole(64, MAX_CONTEXT),
+        "tokens of a sequence that the draft layer remembers, then it begins again",
+    ),
+    _works(
+        BATCH,
+        "--batch-mtp",
+        "off",
+        switch,
+        "every slot verifies a draft in a window; needs --mtp, --spec of at least 2 and slots. Never changes the text",
+    ),
+    _works(
         CHECKS,
         "--kernels cpu or reference",
         "cpu",
@@ -250,7 +295,8 @@ _NO_CARD = "all weights lie in one memory, that of the host or that of the card"
 _NO_TIER = "experts do not move between tiers in this engine"
 _MAPPED = "the host reads the experts from the mapped file, a card has them all in its memory"
 _POOL = "the host kernels have one pool of threads; use --threads"
-_NO_DRAFTS = "this engine has no drafts, a window decodes one token"
+_ONE_LAYER = "the draft layer is used as its file has it"
+_NO_CHAIN = "the text is looked up once a window; use --suffix-draft"
 
 # One block per group and reason; a row is: option[, other spelling..] [value] | default | meaning
 _NOT_YET: Final[tuple[tuple[str, str, str], ...]] = (
@@ -270,15 +316,11 @@ _NOT_YET: Final[tuple[tuple[str, str, str], ...]] = (
         --pool-tasks N | none | tasks of that pool
         --pool-affinity M | all | its cores: all, auto, p-cores
         --host-core M | none | core of the host thread: first, last"""),
-    (DRAFTS, _NO_DRAFTS, """
-        --mtp DIR | off | load the draft layer
-        --spec T | 1 | rows of a verify window
-        --spec-min-p P | 0 | confidence bar of later drafts
-        --suffix-draft N | 3 | drafts looked up in the text
+    (DRAFTS, _NO_CHAIN, """
         --lookup-chain N | 0 | chained lookup drafts
-        --lookup-chain-min N | 3 | least match of a chained lookup
+        --lookup-chain-min N | 3 | least match of a chained lookup"""),
+    (DRAFTS, _ONE_LAYER, """
         --mtp-max-t N | spec | most draft rows
-        --mtp-window N | 32768 | window of the draft layer
         --mtp-draft-vocab N | none | vocabulary of the draft head
         --mtp-q4 | off | draft layer in 4 bits
         --mtp-hnorm | off | another norm of the draft layer
@@ -381,7 +423,6 @@ _SAID: Final = (
         "pipeline groups of the slots over several devices",
         "the model runs on one device, its slots are one group",
     ),
-    _said(BATCH, "--batch-mtp", "off", switch, "a draft per slot and window", f"off: {_NO_DRAFTS}"),
 )
 
 FLAGS: Final[tuple[Flag, ...]] = (

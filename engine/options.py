@@ -34,6 +34,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     vram_limit_mib   what the card counts as, 0 = all that it has
     threads          of the host kernels, 0 = all usable cores
     eos_ids          end tokens, None = the pack's
+    mtp              file of the draft layer, "" = the pack's own, None = there is none
+    spec             rows of a verify window, 1 = no drafts
+    suffix_draft     tokens that are drafted from the text itself, 0 = none
     """
 
     pack: str
@@ -64,6 +67,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ple_io: Literal["auto", "vram", "ram"] = "auto"
     threads: int = 0
     kernels: Literal["cpu", "reference"] = "cpu"
+    mtp: str | None = None
+    spec: int = 1
+    spec_min_p: float = 0.0
+    suffix_draft: int = 3
+    mtp_window: int = 32768
+    batch_mtp: bool = False
     verify_accounts: bool = False
     log_states: bool = False
     stats: bool = False
@@ -87,6 +96,25 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def batch_asked(self) -> int:
         """Batch slots that a window has room for."""
         return min(self.batch, flags.WINDOW_ROWS)
+
+    @property
+    def draft_context(self) -> int:
+        """Rows that the draft layer holds of a sequence."""
+        return min(self.max_context, self.mtp_window)
+
+    def draft_slots(self, n_slots: int) -> int:
+        """Pool slots that the draft layer follows: the solo one, and all with drafts in slots."""
+        return 1 + n_slots if self.batch_mtp else 1
+
+    @property
+    def lookup(self) -> int:
+        """Tokens that a window drafts from the text."""
+        return self.suffix_draft if self.spec > 1 else 0
+
+    @property
+    def mtp_max(self) -> int:
+        """Tokens that the draft layer proposes for a window."""
+        return self.spec - 1 if self.mtp is not None else 0
 
     @property
     def n_threads(self) -> int:
@@ -121,7 +149,7 @@ def refusal(given: Sequence[tuple[str, str | None]]) -> str | None:
             return f"{name}: {flag.missing}; leave the option out"
         if not flag.value and text is not None:
             return f"{name}: takes no value, got {_shown(text)}"
-        if flag.value and text is None:
+        if flag.value and text is None and not flag.optional:
             return f"{name}: a value is missing; wants {flag.value}"
         try:
             flag.read(text or "")

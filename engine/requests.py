@@ -65,6 +65,7 @@ def request_of(gen: Gen | BGen) -> Request:
         max_new=gen.max_new,
         sampling=sampling_of(keys, keys.seed or time.time_ns()),
         penalty_last_n=keys.penalty_last_n,
+        spec_min_p=keys.spec_min_p,
         keep=keys.ckpt,
         pin=keys.pin,
     )

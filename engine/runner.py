@@ -7,14 +7,20 @@ Cost     `warm` runs two short forwards, so that kernels are loaded (or compiled
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from strata.engine.capacity import state_plan
 from strata.engine.device.host import HostDevice
+from strata.engine.draft.accept import n_kept
+from strata.engine.draft.book import DraftBook
 from strata.engine.model import Model, Rows
+from strata.engine.model.draft import DraftLayer
+from strata.engine.model.drafter import Followed, HostDrafter
+from strata.engine.model.tape import Tape
 from strata.engine.options import Options
-from strata.engine.pack import Pack
+from strata.engine.pack import DraftPack, Pack
 from strata.engine.schedule.ports import SOLO, Row
 from strata.engine.state.pages import AccountsError
 from strata.engine.state.slots import StatePool
@@ -30,9 +36,10 @@ class ModelRunner:
     chunk, beside   most tokens of a prompt chunk, and of one while slots decode
     n_slots         batch slots; pool slots 1 to n_slots of `state`
     where           for the log · costs: a line for --stats
+    drafter         the draft layer, None without one; `draft`: its tensors
     """
 
-    def __init__(self, pack: Pack, options: Options) -> None:
+    def __init__(self, pack: Pack, options: Options, draft: DraftPack | None = None) -> None:
         device = HostDevice(options.kernels, options.n_threads)
         self.chunk = options.prefill_chunk
         self.beside = min(options.prefill_beside or self.chunk, self.chunk)
@@ -43,6 +50,15 @@ class ModelRunner:
         self.n_slots = plan.n_slots
         self._model = Model(pack, device, options.max_context)
         self.state: StatePool = self._model.new_state(1 + plan.n_slots, options.kv, plan.n_checkpoints, plan.n_pages)
+        self.drafter = None if draft is None else self._drafter(draft, options)
+
+    def _drafter(self, draft: DraftPack, options: Options) -> HostDrafter:
+        model, n_slots = self._model, options.draft_slots(self.n_slots)
+        layer = DraftLayer(draft, model.device, model.rope, model.ends)
+        pages = StatePool(layer.spec, n_slots, options.draft_context, kv=options.kv)
+        drafter = HostDrafter(layer, DraftBook(self.state, pages))
+        self.state.copied = drafter.copied
+        return drafter
 
     def warm(self) -> None:
         """Load every kernel by computing a prompt of two tokens and a token after it."""
@@ -58,7 +74,9 @@ class ModelRunner:
 
     def feed(self, slot: int, begin: int, tokens: I32, want_logits: bool) -> F32 | None:
         rows = Rows.of([(slot, begin, tokens)])
-        logits = self._model.forward(rows, self.state, [len(tokens) - 1] if want_logits else [])
+        logits, x = self._model.read(rows, self.state, [len(tokens) - 1] if want_logits else [])
+        if self.drafter is not None:
+            self.drafter.read(slot, tokens, x)
         return logits[0] if want_logits else None
 
     def sample(self, logits: F32, recent: I32, how: Sampling, position: int) -> int:
@@ -68,6 +86,41 @@ class ModelRunner:
         parts = [(row.slot, row.position, row.tokens[-1:]) for row in rows]
         logits = self._model.forward(Rows.of(parts), self.state, range(len(rows)))
         return [self.sample(logits[i], row.recent, row.how, row.position + 1) for i, row in enumerate(rows)]
+
+    # --------------------------------------------------------------------------------------------------------- drafts
+
+    def follows(self, slot: int) -> bool:
+        return self.drafter is not None and self.drafter.book.follows(slot)
+
+    def propose(self, row: Row, most: int, min_p: float) -> list[int]:
+        if self.drafter is None or not self.follows(row.slot):
+            return []
+        return self.drafter.propose(row.slot, len(row.tokens), most, min_p)
+
+    def verify(self, rows: Sequence[Row]) -> list[list[int]]:
+        state, tape = self.state, Tape(self._model.device)
+        before = [state.recurrent.read(row.slot) if row.drafts else None for row in rows]
+        fed = replace(Rows.of([(row.slot, row.position, row.fed) for row in rows]), tape=tape)
+        logits, x = self._model.read(fed, state, range(len(fed)), count=False)
+        said, followed = [], []
+        for row, block, (slot, begin, end) in zip(rows, before, fed.segments.tolist(), strict=True):
+            ids = [self._said(logits[begin + i], row, i) for i in range(end - begin)]
+            n = n_kept(row.drafts, ids)
+            if block is not None and begin + n < end:
+                state.recurrent.write(slot, block)
+                tape.replay(begin, n, np.array([[state.recurrent.name(slot), 0, n]], np.int32), state)
+            state.advance(slot, n)
+            said.append(ids[:n])
+            if self.follows(slot):
+                at = row.position + n
+                followed.append(Followed(slot, at, x[begin : begin + n], np.array(ids[:n], np.int32)))
+        if self.drafter is not None:
+            self.drafter.follow(followed)
+        return said
+
+    def _said(self, logits: F32, row: Row, i: int) -> int:
+        """The token behind the i-th fed one."""
+        return self.sample(logits, row.recent_with(i), row.how, row.position + i + 1)
 
     def check(self, lengths: Sequence[tuple[int, int]]) -> None:
         check_lengths(self.state, lengths)

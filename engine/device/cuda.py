@@ -28,6 +28,7 @@ from strata.engine.device.base import MAX_ROWS, Bytes, Memory
 from strata.engine.device.driver import Array, CupyDriver, Driver
 from strata.engine.device.loading import Copy, Loading, flat
 from strata.kernels.cuda.backend import CudaKernels
+from strata.kernels.cuda.product import linear
 from strata.kernels.cuda.workspace import OutOfWorkspace, Workspace
 from strata.kernels.formats import Weight
 from strata.kernels.ops import AttentionPages, Gdn, Hyper, Norms, Rope
@@ -92,6 +93,7 @@ class CudaDevice:
         self.kernels = CudaKernels(self._counters)
         self._spaces: list[Workspace] = []
         self._turn = 0
+        self._tape: Workspace | None = None
         self.workspace_bytes = 0
         self.table_in_ram = False
         ints = MAX_ROWS * _ROW_INTS
@@ -255,7 +257,29 @@ class CudaDevice:
     def rest(self) -> None:
         self.kernels.workspace = self._spaces[0]
 
+    def open_tape(self, n_bytes: int) -> None:
+        """Take memory for what `project` and `retain` make."""
+        self._tape = Workspace(self._take(padded(n_bytes), "the tape of verify windows", "use a smaller --spec"))
+
+    @property
+    def tape(self) -> Workspace:
+        if self._tape is None:
+            raise RuntimeError("a tape is written that nobody has opened")
+        return self._tape
+
+    def rewind(self) -> None:
+        self.tape.release(0)
+
     # ---------------------------------------------------------------------------------------------------- operations
+
+    def project(self, weights: Sequence[Weight], x: Array) -> Sequence[Array]:
+        outs = [self.tape.array((len(x), w.rows)) for w in weights]
+        return linear(self.kernels.workspace, weights, x, out=outs)
+
+    def retain(self, x: Array) -> Array:
+        kept = self.tape.array(x.shape, x.dtype)
+        self.driver.copy(kept, x)
+        return kept
 
     def place(self, arrays: Sequence[npt.NDArray[np.int32]]) -> Sequence[Array]:
         """In one fixed buffer, which the next call overwrites in the order of the stream."""

@@ -68,8 +68,13 @@ class Model:
         """Read the rows into the state; logits (len(want), vocab) of the rows that `want` names (None: of none)."""
         return self.read(rows, state, want)[0]
 
-    def read(self, rows: Rows, state: StatePool, want: Sequence[int] | None = None) -> tuple[F32, F32]:
-        """`forward`, and the rows' residual (n, C, H) behind the last layer, which the draft layer goes on from."""
+    def read(
+        self, rows: Rows, state: StatePool, want: Sequence[int] | None = None, count: bool = True
+    ) -> tuple[F32, F32]:
+        """`forward`, and the rows' residual (n, C, H) behind the last layer, which the draft layer goes on from.
+
+        count: False leaves it to the caller to `advance` the state by the rows that stay
+        """
         self.check(rows, state)
         wanted = np.asarray([] if want is None else want, np.int64)
         if len(wanted) and (wanted.min() < 0 or wanted.max() >= len(rows)):
@@ -78,7 +83,7 @@ class Model:
         state.reserve_all(lengths)
         self.device.expect(int(rows.positions.max()) + 1)
         logits, x = self.compute(state.located(rows).placed(self.device), state, wanted)
-        for slot, n in lengths:
+        for slot, n in lengths if count else ():
             state.advance(slot, n)
         return np.empty((0, self.spec.vocab), np.float32) if logits is None else logits, x
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from strata.engine.model.rows import Rows
 from strata.engine.state.slots import StatePool
-from strata.kernels.ops import F32, Kernels, Ple
+from strata.kernels.ops import F32, I32, Kernels, Ple
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,6 +17,12 @@ class PleBlock:
 
     def __call__(self, x: F32, rows: Rows, state: StatePool) -> None:
         """x (n, C, H) in place; the slots' n-gram history and convolution inputs advance."""
+        if rows.tape is not None:
+            rows.tape.embeds(self, rows.tokens, x)
+        self.again(x, rows.tokens, rows.segments, state)
+
+    def again(self, x: F32, tokens: I32, segments: I32, state: StatePool) -> None:
+        """The same on rows whose tokens and residual are there."""
         own = state.recurrent
-        table_rows = self.kernels.ple_rows(self.weights, rows.tokens, rows.segments, own.history)
-        self.kernels.ple(self.weights, x, table_rows, rows.segments, own.ple_conv, self.eps)
+        table_rows = self.kernels.ple_rows(self.weights, tokens, segments, own.history)
+        self.kernels.ple(self.weights, x, table_rows, segments, own.ple_conv, self.eps)

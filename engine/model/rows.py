@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strata.engine.device.base import MAX_ROWS, Device
+from strata.engine.model.tape import Tape
 from strata.kernels.ops import I32
 
 Tokens = Sequence[int] | npt.NDArray[np.integer]
@@ -22,12 +23,16 @@ Tokens = Sequence[int] | npt.NDArray[np.integer]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """tokens, positions, slots (n,) and segments (s, 3) of slot, begin, end: all int32, made by `Rows.of`."""
+    """tokens, positions, slots (n,) and segments (s, 3) of slot, begin, end: all int32, made by `Rows.of`.
+
+    tape: where the pass leaves what a replay needs; None: nowhere
+    """
 
     tokens: I32
     positions: I32
     slots: I32
     segments: I32
+    tape: Tape | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -37,7 +42,7 @@ class Rows:
         tokens, positions, slots, segments = device.place(
             [self.tokens, self.positions, self.slots, self.segments.reshape(-1)]
         )
-        return Rows(tokens, positions, slots, segments.reshape(-1, 3))
+        return Rows(tokens, positions, slots, segments.reshape(-1, 3), self.tape)
 
     @classmethod
     def of(cls, parts: Sequence[tuple[int, int, Tokens]]) -> Rows:

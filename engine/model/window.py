@@ -3,6 +3,8 @@
     ticket = windows.start(rows, wanted=1)     # rows from the host
     ticket = windows.step(ticket, position)    # the next token of the same sequences, fed on the device
     ids = ticket.wait()
+    ticket = windows.verify(rows, draws)       # known tokens and drafts: what the model says behind every row
+    windows.replay(ticket, slot, begin, n)     # the state of a slot is to be that of its first n rows
 
 A layout is what a graph cannot change: numbers of rows, segments and wanted rows, width of the list of ids that the
 penalties look at, and a bound of the positions. Everything else lies in fixed buffers and is read on the device. The
@@ -27,8 +29,10 @@ import numpy.typing as npt
 
 from strata.engine.device.cuda import CudaDevice, Staging
 from strata.engine.device.driver import Array, Event, Graph
+from strata.engine.model.card_drafter import CardDrafter
 from strata.engine.model.model import Model
 from strata.engine.model.rows import Rows
+from strata.engine.model.tape import Tape
 from strata.engine.state.slots import StatePool
 from strata.kernels.cuda.sample import MAX_RECENT, SETTINGS, pack
 from strata.kernels.cuda.window import window_next, window_recent
@@ -95,18 +99,22 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """rows · segments · wanted: last rows whose logits are made · recent: width of the lists · bound of positions."""
+    """rows · segments · wanted: last rows whose logits are made · recent: width of the lists · bound of positions.
+
+    verifies: it samples behind every row, leaves a tape, and drafts behind every row where there is a draft layer
+    """
 
     rows: int
     segments: int
     wanted: int
     recent: int = 0
     bound: int | None = None
+    verifies: bool = False
 
     @property
     def steps(self) -> bool:
         """Whether the window samples and can feed itself: a row is a sequence and gets its next token."""
-        return self.rows == self.segments == self.wanted
+        return self.rows == self.segments == self.wanted and not self.verifies
 
 
 @dataclass(slots=True, eq=False)
@@ -126,24 +134,42 @@ class Ticket:
             self._ids = self._landing[: self.layout.wanted].tolist()
         return self._ids
 
+    def drafts(self) -> tuple[list[int], list[float]]:
+        """Behind `wait`: the draft behind every row of a window that verifies, and how likely each is."""
+        self.wait()
+        most, n = len(self._landing) // 3, self.layout.rows
+        drafts, likely = self._landing[most : most + n], self._landing[2 * most : 2 * most + n]
+        return drafts.tolist(), likely.view(np.float32).tolist()
+
 
 class Windows:
     """Windows of at most `most_rows` rows of a model on a card, over one state."""
 
-    def __init__(self, model: Model, state: StatePool, device: CudaDevice, most_rows: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        state: StatePool,
+        device: CudaDevice,
+        most_rows: int,
+        drafter: CardDrafter | None = None,
+    ) -> None:
+        self._drafter = drafter
+        self._replays: dict[tuple[int, int, int], Graph] = {}
         self.most_rows = most_rows
         self._model = model
         self._state = state
         self._device = device
         self._graphs: dict[Layout, _Captured] = {}
+        self._tapes: dict[Layout, Tape] = {}
         self._buffers = _Buffers(device, most_rows)
         self._staging = Staging(device.driver, max(array.nbytes for array in self._buffers.all))
-        self._landings = [device.driver.pinned(4 * most_rows).view(np.int32) for _ in range(IN_FLIGHT)]
+        self._landings = [device.driver.pinned(4 * 3 * most_rows).view(np.int32) for _ in range(IN_FLIGHT)]
         self._events = [device.driver.event() for _ in range(IN_FLIGHT)]
         self._downloads = [
             [device.driver.downloader(landing[:n], self._buffers.ids[:n]) for landing in self._landings]
             for n in range(1, most_rows + 1)
         ]
+        self._verdicts = [device.driver.downloader(landing, self._buffers.said) for landing in self._landings]
         self._sent = 0
 
     @property
@@ -154,12 +180,13 @@ class Windows:
     def forget_graphs(self) -> None:
         """Capture every layout again when it is next used. No window may be under way."""
         self._graphs.clear()
+        self._replays.clear()
 
-    def layout(self, rows: Rows, wanted: int, recent: int = 0) -> Layout:
+    def layout(self, rows: Rows, wanted: int, recent: int = 0, verifies: bool = False) -> Layout:
         """The layout of these rows, with the tightest bound that there are graphs for."""
         budget, last = self._model.spec.index_budget, int(rows.positions.max())
         bound = budget if last < budget < self._model.max_context else None
-        return Layout(len(rows), len(rows.segments), wanted, recent, bound)
+        return Layout(len(rows), len(rows.segments), wanted, recent, bound, verifies)
 
     def sample_with(self, draws: Sequence[Draw]) -> int:
         """How the rows of the windows to come are sampled. Returns the width of their lists, for the layout."""
@@ -186,6 +213,30 @@ class Windows:
             layout = replace(layout, bound=None)
         return self._run(layout)
 
+    def verify(self, rows: Rows, draws: Sequence[Draw], graph: bool = True) -> Ticket:
+        """Run known tokens and drafts from the host; a draw for every row. Nobody has counted anything yet: the state
+        advances by as many rows of a slot as stay, behind a `replay` unless all do. graph: False is the slow path."""
+        self._enter(rows)
+        if self._drafter is not None:
+            self._drafter.enter([(slot, end - begin) for slot, begin, end in rows.segments.tolist()])
+        layout = self.layout(rows, len(rows), self.sample_with(draws), verifies=True)
+        return self._run(layout) if graph else self._land(layout, self.compute(layout))
+
+    def replay(self, ticket: Ticket, slot: int, begin: int, n: int) -> None:
+        """Before the slot advances: its recurrent state is to be that of n rows of the last window, from row `begin`."""
+        segment = np.array([self._state.recurrent.name(slot), 0, n], np.int32)
+        self._upload(self._buffers.replayed, segment)
+        key, tape = (ticket.layout.rows, begin, n), self._tapes[ticket.layout]
+
+        def work() -> None:
+            tape.replay(begin, n, self._buffers.replayed.reshape(1, 3), self._state)
+
+        if key not in self._replays:
+            work()
+            self._replays[key] = self._device.driver.capture(work)
+        else:
+            self._replays[key].launch()
+
     def eager(self, rows: Rows, wanted: int, recent: int = 0) -> Ticket:
         """`start` without a graph: the slow path that the graphs are compared with."""
         self._enter(rows)
@@ -202,6 +253,8 @@ class Windows:
     def rehearse(self, layout: Layout) -> None:
         """Run the work of a layout on rows that mean nothing: first tokens of slot 0, which must have a page."""
         n = layout.rows
+        if layout.verifies and self._drafter is not None:
+            self._drafter.enter([(0, n)])
         zeros = np.zeros(n, np.int32)
         edges = np.linspace(0, n, layout.segments + 1).astype(np.int32)
         segments = np.stack([np.zeros(layout.segments, np.int32), edges[:-1], edges[1:]], 1)
@@ -210,6 +263,10 @@ class Windows:
         logits = self.compute(layout)
         if logits is not None:
             self.compute_draw(logits, layout)
+
+    def rehearse_replay(self, layout: Layout, n: int) -> None:
+        """Capture the replay of n rows of a layout with one segment, after its rehearsal."""
+        self.replay(Ticket(layout, None, self._landings[0], self._events[0]), 0, 0, n)
 
     def prepare(self, layout: Layout) -> None:
         """Capture a layout before it is needed, after a rehearsal."""
@@ -221,12 +278,24 @@ class Windows:
         n, wanted, kernels = layout.rows, layout.wanted, self._device.kernels
         rows, own = self._buffers.rows(n, layout.segments), self._buffers.sampling(layout)
         kernels.bound = layout.bound
+        if layout.verifies:
+            return self._compute_verify(layout, rows, own)
         if layout.steps and layout.recent:
             window_recent(rows.tokens, rows.positions, self._buffers.moduli[:n], own.recent)
         logits, _ = self._model.compute(rows, self._state, np.arange(n - wanted, n))
         if layout.steps:
             kernels.sample_rows(logits, own.settings, own.seeds, rows.positions, own.recent, ahead=1, out=own.ids)
             window_next(own.ids, rows.tokens, rows.positions, rows.segments)
+        return logits
+
+    def _compute_verify(self, layout: Layout, rows: Rows, own: _Sampling) -> Array:
+        """The work of a window that verifies."""
+        kernels, n = self._device.kernels, layout.rows
+        tape = self._tapes[layout] = Tape(self._device)
+        logits, x = self._model.compute(replace(rows, tape=tape), self._state, np.arange(n))
+        kernels.sample_rows(logits, own.settings, own.seeds, rows.positions, own.recent, ahead=1, out=own.ids)
+        if self._drafter is not None:
+            self._drafter.behind(x, own.ids, rows, *self._buffers.drafts(n))
         return logits
 
     def compute_draw(self, logits: Array, layout: Layout) -> None:
@@ -259,7 +328,9 @@ class Windows:
         """Bring the ids to the host behind the work."""
         turn = self._sent % IN_FLIGHT
         self._sent += 1
-        if layout.wanted:
+        if layout.verifies:
+            self._verdicts[turn]()
+        elif layout.wanted:
             self._downloads[layout.wanted - 1][turn]()
         event = self._events[turn]
         event.record()
@@ -289,7 +360,10 @@ class _Buffers:
     def __init__(self, device: CudaDevice, n: int) -> None:
         self._most = n
         self.inputs = device.fixed(4 * 6 * n).view(np.int32)
-        self.ids, self.moduli, self.drawn = (device.fixed(4 * n).view(np.int32) for _ in range(3))
+        self.said = device.fixed(4 * 3 * n).view(np.int32)
+        self.ids = self.said[:n]
+        self.moduli, self.drawn = (device.fixed(4 * n).view(np.int32) for _ in range(2))
+        self.replayed = device.fixed(4 * 3).view(np.int32)
         self.recent = device.fixed(4 * n * MAX_RECENT).view(np.int32)
         self.settings = device.fixed(8 * n * len(SETTINGS)).view(np.float64)
         self.seeds = device.fixed(8 * n).view(np.uint64)
@@ -311,6 +385,11 @@ class _Buffers:
         tokens, positions, slots = (self.inputs[i * self._most : i * self._most + n] for i in range(3))
         first = 3 * self._most
         return Rows(tokens, positions, slots, self.inputs[first : first + 3 * segments].reshape(segments, 3))
+
+    def drafts(self, n: int) -> tuple[Array, Array]:
+        """Where a window leaves its drafts and how likely they are."""
+        most = self._most
+        return self.said[most : most + n], self.said[2 * most : 2 * most + n].view(np.float32)
 
     def sampling(self, layout: Layout) -> _Sampling:
         n, width = layout.wanted, layout.recent

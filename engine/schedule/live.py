@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from strata.engine.log import log
+from strata.engine.schedule.drafting import Drafts, SlotDrafting, SoloDrafting
 from strata.engine.schedule.ports import SOLO, Row, Rules, Runner, Sessions, pool_slot
 from strata.engine.schedule.slots import Decoding, Slots
 from strata.engine.schedule.solo import Read, Request, Solo
@@ -35,6 +36,7 @@ class _Work:
     asked: Request
     slot: int | None
     cuts: frozenset[int]
+    drafts: Drafts
     chunks: int = 0
     windows: int = 0
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("read", "windows", "first", "copy"), 0.0))
@@ -45,7 +47,16 @@ class Path:
 
     def __init__(self, runner: Runner, sessions: Sessions, rules: Rules, clock: Callable[[], float] = now_ms) -> None:
         self.rules = rules
-        self.slots = Slots(rules.n_slots, end_ids=rules.end_ids, max_context=rules.max_context, clock=clock)
+        self.slots = Slots(
+            rules.n_slots,
+            end_ids=rules.end_ids,
+            max_context=rules.max_context,
+            clock=clock,
+            drafts=rules.drafts.slots,
+        )
+        self._solo = SoloDrafting(runner, rules.drafts, rules.end_ids, clock)
+        self._drafted = SlotDrafting(runner, rules.drafts, rules.end_ids, self._solo.times, clock)
+        self._ahead = False  # the next window of the slots has been started
         self._runner = runner
         self._sessions = sessions
         self._clock = clock
@@ -89,7 +100,7 @@ class Path:
             routed=rules.routed,
             in_vram=rules.in_vram,
         )
-        self._work = _Work(solo, request, slot, frozenset(cuts))
+        self._work = _Work(solo, request, slot, frozenset(cuts), self._solo.begin(request.spec_min_p))
         return [solo.begin()]
 
     def stop_slot(self, slot: int) -> list[Output]:
@@ -157,21 +168,34 @@ class Path:
         return events
 
     def _window(self) -> list[Output]:
-        """One token for every decoding slot."""
+        """A token for every decoding slot; with drafts more for some, or for some of the slots."""
         decoding = self.slots.decoding
         if not decoding:
             raise RuntimeError("a step without a request")
         rows = [
             Row(pool_slot(one.slot), one.tokens, one.request.sampling, one.request.penalty_last_n) for one in decoding
         ]
-        again = (self._work is None or self._share.is_due_again) and all(one.n_left > 1 for one in decoding)
-        ids = self._runner.window(rows, again)
+        if self._drafted.wants(len(decoding)) and not self._ahead:
+            said = self._drafted.window(rows, decoding)
+        else:
+            said = self._plain_window(rows, decoding)
         events: list[Output] = []
-        for one, token in zip(decoding, ids, strict=True):
-            events += self.slots.decided(one.slot, token)
+        for one, tokens in said:
+            for token in tokens:
+                events += self.slots.decided(one.slot, token)
             if self.slots.is_free(one.slot):
                 self._release(one)
         return events
+
+    def _plain_window(self, rows: list[Row], decoding: list[Decoding]) -> list[tuple[Decoding, list[int]]]:
+        """A window without drafts."""
+        n, begun, steady = len(rows), self._clock(), self._ahead
+        again = (self._work is None or self._share.is_due_again) and all(one.n_left > 1 for one in decoding)
+        again = again and not self._drafted.wants(n)
+        ids = self._runner.window(rows, again)
+        self._ahead = again
+        self._drafted.plain(n, self._clock() - begun, steady)
+        return [(one, [token]) for one, token in zip(decoding, ids, strict=True)]
 
     def _window_between(self, work: _Work) -> list[Output]:
         """A window between two chunks."""
@@ -195,9 +219,9 @@ class Path:
             events = self._read(work, unit)
         elif unit is not None:
             row = Row(SOLO, solo.tokens, solo.request.sampling, solo.request.penalty_last_n)
-            (token,) = self._runner.window([row], solo.n_left > 1)
-            solo.fed()
-            events = [solo.decided(token)]
+            for token in self._solo.window(work.drafts, row, solo.n_left):
+                solo.fed()
+                events.append(solo.decided(token))
         if solo.finish is not None:
             self._work = None
             self._share.forfeit()
@@ -227,7 +251,7 @@ class Path:
         kept = solo.held if work.asked.keep and not solo.is_reading else None
         if slot is None:
             self._sessions.ended(kept)
-            return [solo.done()]
+            return [solo.done(work.drafts.counts if self.rules.drafts.spec > 1 else None)]
         goes_on = solo.finish == "length" and work.asked.max_new > 1 and self._copy(work, slot)
         if goes_on:
             (first,) = solo.tokens[solo.n_prompt :].tolist()

@@ -10,6 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
+import numpy as np
+
 from strata.kernels.ops import I32, Sampling
 
 SOLO: Final = 0
@@ -28,12 +30,14 @@ class Row(NamedTuple):
     tokens   prompt and output so far, int32 (n,)
     how      the next token is sampled so
     last_n   tokens that the penalties look back over
+    drafts   proposals for the tokens after the newest, which a verify window feeds as well
     """
 
     slot: int
     tokens: I32
     how: Sampling
     last_n: int
+    drafts: tuple[int, ...] = ()
 
     @property
     def position(self) -> int:
@@ -43,7 +47,28 @@ class Row(NamedTuple):
     @property
     def recent(self) -> I32:
         """The tokens that the penalties look at."""
-        return self.tokens[max(0, len(self.tokens) - self.last_n) :]
+        return self.recent_with(0)
+
+    def recent_with(self, n: int) -> I32:
+        """The same behind the first n drafts."""
+        tokens = np.concatenate([self.tokens, np.array(self.drafts[:n], np.int32)]) if n else self.tokens
+        return tokens[max(0, len(tokens) - self.last_n) :]
+
+    @property
+    def fed(self) -> I32:
+        """The tokens of a verify window: the newest and the drafts."""
+        return np.array([self.tokens[-1], *self.drafts], np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRules:
+    """spec: rows of a verify window, 1 = no drafts · min_p: bar for the draft layer's second proposal and on · suffix:
+    tokens drafted from the text, 0 = none · slots: a draft for each slot"""
+
+    spec: int = 1
+    min_p: float = 0.0
+    suffix: int = 0
+    slots: bool = False
 
 
 class Runner(Protocol):
@@ -57,6 +82,17 @@ class Runner(Protocol):
 
     def window(self, rows: Sequence[Row], again: bool) -> list[int]:
         """Feed the newest token of every row and sample the next. again: the same sequences are likely to go on."""
+
+    def follows(self, slot: int) -> bool:
+        """Whether there is a draft layer that follows a pool slot."""
+
+    def propose(self, row: Row, most: int, min_p: float) -> list[int]:
+        """At most `most` proposals of the draft layer for the tokens after the newest, as long as the one before is as
+        likely as min_p. There are some behind a verify window that the row was in, if the layer follows its slot."""
+
+    def verify(self, rows: Sequence[Row]) -> list[list[int]]:
+        """Feed the newest token and the drafts of every row. -> per row the drafts that the model says as well, then
+        the token that it says next; the state holds what is before that one. The same tokens as of `window`."""
 
     def check(self, lengths: Sequence[tuple[int, int]]) -> None:
         """Raise unless the state holds so many tokens: (pool slot, tokens) each."""
@@ -93,6 +129,7 @@ class Rules:
     short_read    a read with at most so many tokens left does not give way
     prompt_cache  states may be continued
     routed        expert entries that one token routes through the whole model · in_vram: they lie in a card's memory
+    drafts        which drafts windows have
     verify        the books are checked after every unit
     trace         an admission leaves a line of its phases in the log
     """
@@ -107,5 +144,6 @@ class Rules:
     prompt_cache: bool = True
     routed: int = 0
     in_vram: bool = False
+    drafts: DraftRules = DraftRules()
     verify: bool = False
     trace: bool = False

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
+from strata.engine.draft.counts import DraftCounts
 from strata.engine.schedule.solo import Request
 from strata.kernels.ops import I32
 from strata.protocol.lines import Finish, Output, SlotDone, SlotToken
@@ -27,6 +28,7 @@ class Decoding:
         self.begun_ms = now_ms
         self.n_prompt = len(request.prompt)
         self.n_tokens = self.n_prompt + 1
+        self.drafts = DraftCounts()
         self._tokens = np.empty(self.n_prompt + request.max_new, np.int32)
         self._tokens[: self.n_prompt] = request.prompt
         self._tokens[self.n_prompt] = first
@@ -72,10 +74,20 @@ class Slots:
     """The slots 0 to n - 1.
 
     end_ids   tokens that end an answer · max_context: tokens of a sequence · clock: milliseconds, monotonic
+    drafts    windows may have drafts: they are counted
     """
 
-    def __init__(self, n: int, *, end_ids: Collection[int], max_context: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        n: int,
+        *,
+        end_ids: Collection[int],
+        max_context: int,
+        clock: Callable[[], float],
+        drafts: bool = False,
+    ) -> None:
         self.n = n
+        self._drafts = drafts
         self._end_ids = end_ids
         self._max_context = max_context
         self._clock = clock
@@ -115,4 +127,7 @@ class Slots:
 
     def _end(self, one: Decoding, finish: Finish) -> SlotDone:
         del self._decoding[one.slot]
-        return SlotDone(one.slot, one.n_generated, finish, self._clock() - one.begun_ms)
+        ms = self._clock() - one.begun_ms
+        if not self._drafts:
+            return SlotDone(one.slot, one.n_generated, finish, ms)
+        return SlotDone(one.slot, one.n_generated, finish, ms, one.drafts.accepted, one.drafts.offered)

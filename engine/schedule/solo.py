@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from strata.engine.draft.counts import DraftCounts
 from strata.kernels.ops import I32, Sampling
-from strata.protocol.lines import Done, Finish, Output, Progress, Resume, Reused, Token, rate
+from strata.protocol.lines import ChainCounts, Done, Finish, Output, Progress, Resume, Reused, Token, rate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +27,7 @@ class Request:
     penalty_last_n   tokens of prompt and output that the penalties look back over
     keep             afterwards the session may be continued
     pin              the first `pin` tokens are a prefix that other requests share; None: there is none
+    spec_min_p       its own bar for proposals of the draft layer; None: the engine's
     """
 
     prompt: I32
@@ -34,6 +36,7 @@ class Request:
     penalty_last_n: int = 0
     keep: bool = True
     pin: int | None = None
+    spec_min_p: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +172,27 @@ class Solo:
             self.finish = "length"
         return Token(token)
 
-    def done(self) -> Done:
-        """The closing event. Every routed expert of a decode window comes from the one memory where all are."""
+    def done(self, drafts: DraftCounts | None = None) -> Done:
+        """The closing event. Every routed expert of a decode window comes from the one memory where all are.
+
+        drafts: what became of them; None where windows have none
+        """
         if self.finish is None:
             raise RuntimeError("a request that is not over has no DONE")
-        routed = self._routed * max(0, self.n_generated - 1)
+        counts = drafts or DraftCounts()
+        routed = self._routed * (max(0, self.n_generated - 1) + counts.offered - counts.accepted)
         return Done(
             generated=self.n_generated,
             prompt=self.n_prompt,
             prompt_ms=self._read_ms - self._begun_ms,
             decode_ms=self._last_ms - self._read_ms,
             finish=self.finish,
+            drafts_accepted=counts.accepted,
+            drafts_offered=counts.offered,
             reused=self.reused,
             hits=routed if self._in_vram else 0,
             lookups=routed,
             ram_blobs=0 if self._in_vram else routed,
             prompt_read=min(self.n_held, self.n_prompt) - self.reused,
+            chain=None if drafts is None else ChainCounts(0, 0, *drafts.of_text),
         )

@@ -101,6 +101,9 @@ class StatePool:
         self.n_checkpoints = n_checkpoints
         self.max_context = max_context
         self.relieve: Callable[[], bool] = lambda: False
+        self.copied: Callable[[int, int], None] = lambda source, target: None
+        """Told when a slot has become a copy of another one."""
+        self._epochs = [0] * (n_slots + n_checkpoints)
         self._memory = memory or HostMemory()
         most = pages_of(n_slots, max_context, n_checkpoints) if n_pages is None else n_pages
         self.pages = PagePool(spec, n_slots, per_slot, most, kv, self._memory, n_checkpoints)
@@ -110,6 +113,10 @@ class StatePool:
     def length(self, slot: int) -> int:
         """Tokens in the slot's state: the position of the next one."""
         return self._lengths[slot]
+
+    def epoch(self, slot: int) -> int:
+        """Another number whenever the slot holds another sequence; growing is none."""
+        return self._epochs[slot]
 
     def reserve(self, slot: int, n_tokens: int) -> None:
         """Make room for n_tokens more. Raises OutOfPages and leaves everything as it was when there is none."""
@@ -140,6 +147,7 @@ class StatePool:
         if source != target:
             self._share(source, target, self._lengths[source])
             self.recurrent.copy(source, target)
+            self.copied(source, target)
 
     def branch(self, source: int, target: int, length: int, block: Bytes) -> None:
         """Let `target` hold the first `length` tokens of `source`: pages as in `copy`, the recurrent block, which the
@@ -153,6 +161,7 @@ class StatePool:
         self.pages.release(target)
         self.pages.copy(source, target, length)
         self._lengths[target] = length
+        self._epochs[target] += 1
         self.pages.update()
 
     def image(self, slot: int) -> StateImage:
@@ -179,6 +188,7 @@ class StatePool:
         self.pages.write(slot, pages_for(n), image.pages)
         self.recurrent.write(slot, block)
         self._lengths[slot] = n
+        self._epochs[slot] += 1
         self.pages.update()
 
     def located(self, rows: Rows) -> Rows:
@@ -197,11 +207,13 @@ class StatePool:
         self.pages.release(slot)
         self.recurrent.reset(slot)
         self._lengths[slot] = 0
+        self._epochs[slot] += 1
 
     def drop(self, slot: int) -> None:
         """Give the slot's pages back. Its recurrent block means nothing until a reset, or a copy to it."""
         self.pages.release(slot)
         self._lengths[slot] = 0
+        self._epochs[slot] += 1
 
     def state_bytes(self, slot: int) -> bytes:
         """All that the next token depends on: length, recurrent block, keys, values, index keys; no page numbers."""

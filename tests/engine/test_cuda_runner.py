@@ -40,7 +40,7 @@ def host(pack):
 
 @pytest.fixture(scope="module")
 def runner(any_card, pack):
-    made = CudaRunner(pack, replace_options(device="cuda", batch=2), any_card())
+    made = CudaRunner(pack, replace_options(device="cuda", batch=2), driver=any_card())
     made.warm()
     return made
 
@@ -285,10 +285,10 @@ MIB = 1 << 20
 )
 def test_a_card_that_is_too_small_says_what_is_missing_and_what_helps(emulated_card, pack, total, changes, message):
     with emulated_card.plugged_in() as card, pytest.raises(Refused, match="^--device cuda: " + message):
-        CudaRunner(pack, replace_options(device="cuda", **changes), card.driver(total or 4 << 30))
+        CudaRunner(pack, replace_options(device="cuda", **changes), driver=card.driver(total or 4 << 30))
 
 
 def test_automatic_chunks_are_as_long_as_the_context_allows(emulated_card, pack):
     with emulated_card.plugged_in() as card:
-        small = CudaRunner(pack, replace_options(device="cuda", prefill=0, max_context=40), card.driver())
+        small = CudaRunner(pack, replace_options(device="cuda", prefill=0, max_context=40), driver=card.driver())
     assert small.chunk == 32

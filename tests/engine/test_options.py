@@ -68,7 +68,7 @@ def test_defaults_of_the_struct_are_those_that_the_table_shows():
         if not flag.acts or flag.name == "--pack":
             continue
         value = getattr(given, flag.field)
-        own = {"--eos-ids": None, "--vram-reserve-mib": -1} | dict.fromkeys(
+        own = {"--eos-ids": None, "--mtp": None, "--vram-reserve-mib": -1} | dict.fromkeys(
             ("--threads", "--prefill", "--prefill-beside", "--max-context", "--expert-cache"), 0
         )
         shown = own.get(flag.name, flag.default)
@@ -82,7 +82,8 @@ def test_every_working_option_reaches_its_field():
         "--prompt-cache-every 512 --prompt-cache-root 128 --turn-token 77 --conversation-cache-mib 100 "
         "--conversation-cache-slots 3 --conversation-cache-min-free-mib 200 --conversation-cache-disk-mib 300 "
         "--conversation-cache-dir parked --conversation-cache-similarity 0.25 --conversation-cache-n-min 20 "
-        "--batch 4 --prefill-beside 32 --short-read 16 --plan --json --ram-limit-mib 5000 --kv-resident 30000 "
+        "--batch 4 --prefill-beside 32 --short-read 16 --mtp d.gguf --spec 4 --spec-min-p 0.5 "
+        "--suffix-draft 2 --mtp-window 4096 --batch-mtp --plan --json --ram-limit-mib 5000 --kv-resident 30000 "
         "--vram-reserve-mib 0 --expert-cache 100 --expert-profile hot --resident-experts --resident-cpu-experts "
         "--resident-budget-gib 9 --mmap-experts --no-prefill-borrow --prefill-head-alias"
     )
@@ -113,6 +114,12 @@ def test_every_working_option_reaches_its_field():
         batch=4,
         prefill_beside=32,
         short_read=16,
+        mtp="d.gguf",
+        spec=4,
+        spec_min_p=0.5,
+        suffix_draft=2,
+        mtp_window=4096,
+        batch_mtp=True,
         plan=True,
         json=True,
         ram_limit_mib=5000,
@@ -149,11 +156,17 @@ def test_slots_are_asked_for_by_either_name_and_no_window_has_more_rows():
 
 
 def test_options_that_ask_for_what_is_so_anyway_are_taken_and_said():
-    argv = ["--pack", "a", "--batch-groups", "auto", "--batch-mtp", "--batch", "2", "--batch-groups=2"]
+    argv = ["--pack", "a", "--batch-groups", "auto", "--batch", "2", "--batch-groups=2"]
     assert parse(argv) == parse(["--pack", "a", "--batch", "2"])
     said = notes(argv)
-    assert [line.partition(":")[0] for line in said] == ["--batch-groups", "--batch-mtp"]
-    assert "one group" in said[0] and "no drafts" in said[1]
+    assert [line.partition(":")[0] for line in said] == ["--batch-groups"]
+    assert "one group" in said[0]
+
+
+def test_the_draft_layer_of_the_pack_itself_needs_no_file():
+    assert parse(["--pack", "a"]).mtp is None
+    assert parse(["--pack", "a", "--mtp", "--spec", "4"]).mtp == ""
+    assert parse(["--pack", "a", "--mtp", "b", "--spec=4"]).mtp == "b"
 
 
 def test_a_chunk_of_the_command_line_fits_a_forward_pass():
@@ -187,6 +200,8 @@ def test_a_chunk_of_the_command_line_fits_a_forward_pass():
         (["--kv", "fp16"], "--kv fp16: the host keeps keys and values in float32; leave it out, or use --device cuda"),
         (["--vram-limit-mib", "8151"], "--vram-limit-mib: there is no card on the host; leave it out, or use --device"),
         (["--ple-io", "ram"], "--ple-io: there is no card on the host; leave it out, or use --device cuda"),
+        (["--spec", "9"], "--spec: wants a whole number from 1 to 8, got '9'"),
+        (["--suffix-draft", "8"], "--suffix-draft: wants a whole number from 0 to 7, got '8'"),
         (["--batch", "-1"], "--batch: wants a whole number from 0 to 1024, got '-1'"),
         (["--slots", "two"], "--slots: wants a whole number from 0 to 1024, got 'two'"),
         (["--batch-groups", "0"], "--batch-groups: wants auto or a whole number from 1 to 1024, got '0'"),
@@ -196,22 +211,9 @@ def test_a_chunk_of_the_command_line_fits_a_forward_pass():
         (["--json"], "--json: is for --plan; add --plan, or leave it out"),
         (["--ram-limit-mib", "9"], "--ram-limit-mib: is for --plan"),
         (["--plan", "--vram-reserve-mib", "little"], "--vram-reserve-mib: wants a whole number from 0 to"),
+        (["--expert-cache", "9"], "--expert-cache: all weights lie in one memory, that of the host or that of the card; "),
         (
-            ["--expert-cache", "9"],
-            "--expert-cache: all weights lie in one memory, that of the host or that of the card; ",
-        ),
-        (
-            [
-                "--plan",
-                "--device",
-                "cuda",
-                "--vram-limit-mib",
-                "8151",
-                "--kv-resident",
-                "100",
-                "--max-context",
-                "90000",
-            ],
+            ["--plan", "--device", "cuda", "--vram-limit-mib", "8151", "--kv-resident", "100", "--max-context", "90000"],
             "--kv-resident 100: at least 20480 tokens stay in VRAM",
         ),
         (["--rope-scale", "2"], "--rope-scale: the context cannot be extended"),

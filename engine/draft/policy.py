@@ -1,0 +1,100 @@
+"""Whether drafts pay: measured, never guessed. Pure: times in, decisions out.
+
+A window with drafts takes longer and may give more tokens. How long a token takes without drafts is measured for all
+requests (`PlainTimes`), since a window's time hardly depends on the text. A request with drafts keeps a balance: what
+each window gained or lost against its tokens without drafts, in such tokens. When it has lost LOSS, it goes on without,
+and tries again later, each time after twice as many windows. So a try costs LOSS tokens of time and the window that
+passes it, whatever the text is like.
+
+Units    milliseconds of any clock; a `key` tells apart what cannot be compared: how many sequences a window has
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+CALIBRATION: Final = 4
+"""Windows without drafts that are measured before anything is compared."""
+LOSS: Final = 3.0
+"""Tokens of time that a try may cost."""
+SAVED: Final = 6.0
+"""Tokens of time that a request may have gained and lose again: drafts that pay have bad stretches."""
+FORGET: Final = 0.1
+"""How fast the time of a token without drafts follows what is measured."""
+FIRST_REST: Final = 256
+"""Windows without drafts before the second try."""
+OUTLIER: Final = 3.0
+"""A window of so many times the usual is counted as so many: another program had the machine, a graph was captured."""
+FIRST_OUTLIER: Final = 12.0
+"""A first window of so many times a token without drafts is not counted at all: it loaded something."""
+
+
+class PlainTimes:
+    """How long a token takes without drafts, by key."""
+
+    def __init__(self) -> None:
+        self._ms: dict[int, float] = {}
+        self._n: dict[int, int] = {}
+
+    def saw(self, key: int, ms: float) -> None:
+        """A token without drafts took so long."""
+        n, before = self._n.get(key, 0), self._ms.get(key, ms)
+        self._n[key] = n + 1
+        usual = min(ms, OUTLIER * before)
+        # A mean at first, which forgets from the tenth window on. Its very first window may have loaded something.
+        weight = 1.0 if n <= 1 else max(1 / n, FORGET)
+        self._ms[key] = before + weight * (usual - before) if n else ms
+
+    def of(self, key: int) -> float | None:
+        """Milliseconds of a token; None until enough was measured."""
+        return self._ms[key] if self._n.get(key, 0) >= CALIBRATION else None
+
+
+class Payoff:
+    """Of one request, or of all slots together. `times` is shared.
+
+    begin        tokens of time that the request before had lost: the next one is believed only half of a try
+    off          whether drafts are off · turned_off: how often they were turned off
+    """
+
+    def __init__(self, times: PlainTimes, begin: float = 0.0) -> None:
+        self._times = times
+        self._rest = FIRST_REST
+        self._left = 0
+        self._least = float("inf")
+        self.balance = max(-LOSS, min(0.0, begin)) / 2
+        self.off = False
+        self.turned_off = 0
+
+    def wants(self, key: int) -> bool:
+        """Whether the next window has drafts."""
+        return not self.off and self._times.of(key) is not None
+
+    def plain(self, key: int, ms: float, tokens: int, steady: bool = True) -> None:
+        """A window without drafts. steady: its time is what such windows take one after another."""
+        if steady:
+            self._times.saw(key, ms / tokens)
+        if self.off:
+            self._left -= 1
+            if self._left <= 0:
+                self.off, self.balance, self._least = False, 0.0, float("inf")
+
+    def drafted(self, key: int, ms: float, tokens: int) -> bool:
+        """A window with drafts gave so many tokens. True: drafts are off from here on."""
+        plain = self._times.of(key)
+        first = self._least == float("inf")
+        self._least = min(self._least, ms)
+        if not plain or (first and ms > FIRST_OUTLIER * plain):
+            return False
+        gained = tokens - min(ms, OUTLIER * self._least) / plain
+        self.balance = min(self.balance + gained, SAVED)
+        if self.balance > -LOSS:
+            return False
+        self.off, self._left, self._rest = True, self._rest, 2 * self._rest
+        self.turned_off += 1
+        return True
+
+    def verdict(self, key: int) -> str:
+        """What they lost, for the log."""
+        plain = self._times.of(key) or 0.0
+        return f"they lost {-self.balance * plain:.0f} ms against {plain:.2f} ms a token without"

@@ -1,0 +1,165 @@
+"""Drafting on a card: the draft layer behind prompt chunks, inside of verify windows, and step by step.
+
+    drafter.read(slot, tokens, x)                 # behind a prompt chunk, of residuals that the pass has left
+    drafter.behind(x, ids, rows)                  # part of a verify window's graph: a draft behind every row
+    drafter.kept(slot, row, n, at, id, p)         # what the host has decided: n rows of a slot stay
+    drafter.propose(slot, at, most, min_p)        # the first is there; each further one is a captured step
+
+The layer runs over all rows of a window, before anybody knows which of them stay: what it writes for others lies behind
+its own length. So a window and the first draft behind it are one graph.
+
+Memory   buffers of a window's rows at fixed addresses; weights and pages in the arenas
+Cost     a step is a graph of one layer and the output matrix, and a wait
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from strata.engine.device.cuda import CudaDevice, Staging
+from strata.engine.device.driver import Array, Graph
+from strata.engine.draft.book import DraftBook
+from strata.engine.model.draft import DRAFT_ROWS, DraftLayer
+from strata.engine.model.rows import Rows
+from strata.kernels.cuda.draft import draft_tokens, likeliest
+from strata.kernels.ops import I32
+
+_STEP_INTS: Final = 3
+"""Token, position, slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    """A token for position `at` of a sequence, how likely it is, and the row of the last window that it comes from.
+
+    row: None when that window is over: nothing can go on from there
+    """
+
+    at: int
+    epoch: int
+    id: int
+    p: float
+    row: int | None
+
+
+class CardDrafter:
+    """`layer` with the pages of `book`, for windows of at most `most_rows` rows."""
+
+    def __init__(self, device: CudaDevice, layer: DraftLayer, book: DraftBook, most_rows: int) -> None:
+        self.book = book
+        self._device = device
+        self._layer = layer
+        spec, driver = layer.spec, device.driver
+        self._ints = device.fixed(4 * 2 * most_rows).view(np.int32)
+        self._tokens, self._positions = self._ints[:most_rows], self._ints[most_rows:]
+        self._carry = device.fixed(4 * most_rows * spec.wide).view(np.float32)
+        self._carry = self._carry.reshape(most_rows, spec.streams, spec.hidden)
+        self._fed = device.fixed(4 * spec.wide).view(np.float32).reshape(1, spec.streams, spec.hidden)
+        self._step = device.fixed(4 * _STEP_INTS).view(np.int32)
+        self._said = device.fixed(8).view(np.int32)
+        self._landing = driver.pinned(8).view(np.int32)
+        self._download = driver.downloader(self._landing, self._said)
+        self._event = driver.event()
+        self._staging = Staging(driver, 4 * max(2 * most_rows, _STEP_INTS))
+        self._graphs: dict[int | None, Graph] = {}
+        self._budget = spec.index_budget
+        self._proposals: dict[int, _Proposal] = {}
+
+    # ---------------------------------------------------------------------------------------------------------- reads
+
+    def read(self, slot: int, tokens: I32, x: Array) -> None:
+        """A prompt chunk, right behind its pass. What follows its last token is not known: that row is left out."""
+        most = min(DRAFT_ROWS, self.book.most)
+        for begin in range(0, len(tokens) - 1, most):
+            ids = tokens[begin + 1 : begin + 1 + most]
+            place = self.book.place(slot, len(ids))
+            self.pass_over(Rows.of([(slot, place, ids)]), x[begin : begin + len(ids)])
+            self.book.keep(slot, len(ids))
+
+    def pass_over(self, rows: Rows, x: Array) -> None:
+        """The layer over rows that are on the host; `place` has made room for them."""
+        self._device.expect(int(rows.positions[-1]) + 1)
+        with self._device.kernels.workspace.scratch():
+            self._layer(x, rows.placed(self._device), self.book.state)
+
+    # -------------------------------------------------------------------------------------------------------- windows
+
+    def enter(self, slots: list[tuple[int, int]]) -> None:
+        """A verify window begins with so many rows of each slot, in order: say where they are."""
+        places = [self.book.place(slot, n) + np.arange(n, dtype=np.int32) for slot, n in slots]
+        positions = np.concatenate(places)
+        self._staging.upload(self._positions[: len(positions)], positions)
+        self._proposals = {slot: replace(one, row=None) for slot, one in self._proposals.items()}
+
+    def behind(self, x: Array, ids: Array, rows: Rows, drafts: Array, p: Array) -> None:
+        """Work of a window's graph: drafts and p (n,) behind ids (n,), which were sampled behind x (n, C, H)."""
+        n, kernels = len(rows), self._device.kernels
+        if kernels.bound is not None and kernels.bound >= self.book.most:
+            kernels.bound = None
+        tokens = self._tokens[:n]
+        draft_tokens(ids, tokens)
+        own = Rows(tokens, self._positions[:n], rows.slots, rows.segments)
+        out = self._layer(x, own, self.book.state)
+        likeliest(kernels.workspace, self._layer.logits(out), drafts, p)
+        self._device.driver.copy(self._carry[:n], out)
+
+    def kept(self, slot: int, row: int, n: int, at: int, draft: int, p: float) -> None:
+        """n rows of a slot stay, the last of which is `row` of the window; `draft` is for position `at`."""
+        self.book.keep(slot, n)
+        self._proposals[slot] = _Proposal(at, self.book.epoch(slot), draft, p, row)
+
+    # ------------------------------------------------------------------------------------------------------ proposals
+
+    def propose(self, slot: int, at: int, most: int, min_p: float) -> list[int]:
+        """At most `most` tokens for position `at` on, as `HostDrafter.propose`; one, unless the slot was in the last
+        window."""
+        first = self._proposals.get(slot)
+        if first is None or (first.at, first.epoch) != (at, self.book.epoch(slot)) or not most:
+            return []
+        found, p, begin = [first.id], first.p, self.book.state.length(slot)
+        while first.row is not None and len(found) < most and p >= min_p and begin + len(found) <= self.book.most:
+            place = begin + len(found) - 1
+            self.book.state.reserve(slot, len(found))
+            if len(found) == 1:
+                self._device.copy(self._fed, self._carry[first.row : first.row + 1])
+                self._staging.upload(self._step, np.array([first.id, place, slot], np.int32))
+            token, p = self._stepped(place)
+            found.append(token)
+        return found
+
+    def copied(self, source: int, target: int) -> None:
+        """A slot of the model has become a copy of another one."""
+        self.book.copied(source, target)
+
+    def prepare(self) -> None:
+        """Capture the steps. Slot 0 must have a page."""
+        for bound in dict.fromkeys([self._budget if self._budget < self.book.most else None, None]):
+            self._staging.upload(self._step, np.zeros(_STEP_INTS, np.int32))
+            self._stepped(0 if bound is not None else self._budget)
+
+    def _stepped(self, place: int) -> tuple[int, float]:
+        """One step from what is in the buffers: the token, and how likely it is."""
+        bound = self._budget if place < self._budget < self.book.most else None
+        if bound not in self._graphs:
+            self._compute_step(bound)
+            self._graphs[bound] = self._device.driver.capture(lambda: self._compute_step(bound))
+        else:
+            self._graphs[bound].launch()
+        self._download()
+        self._event.record()
+        self._event.wait()
+        return int(self._landing[0]), float(self._landing[1:].view(np.float32)[0])
+
+    def _compute_step(self, bound: int | None) -> None:
+        """The work of a step, which leaves token, position and residual of the next one where it reads them."""
+        device = self._device
+        device.expect(bound)
+        device.begin()
+        token, position, slot = (self._step[i : i + 1] for i in range(_STEP_INTS))
+        out = self._layer(self._fed, Rows(token, position, slot, self._step.reshape(1, 3)), self.book.state)
+        ids, p = self._said[:1], self._said[1:].view(np.float32)
+        likeliest(device.kernels.workspace, self._layer.logits(out), ids, p, step=(token, position))
+        device.driver.copy(self._fed, out)

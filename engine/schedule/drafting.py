@@ -1,0 +1,158 @@
+"""Windows with drafts where they pay: one sequence on the solo path, or the slots together. Text never depends on it.
+
+Solo     the draft layer proposes up to spec - 1 tokens; where the text itself has said the same before, its words come
+         behind them, or instead of them when many tokens agree. At most MOST_DRAFTS a window
+Slots    a draft for each slot; where the window has no room for the rows of all of them, they take turns
+Ends     a draft never holds an end token, so what is kept behind a window is what the plain windows would have kept
+Effects  computing goes through the `Runner`; how long it took decides whether it goes on like this (`draft.policy`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from strata.engine.draft.counts import DraftCounts
+from strata.engine.draft.policy import Payoff, PlainTimes
+from strata.engine.draft.suffix import LONGEST, suffix_draft
+from strata.engine.flags import WINDOW_ROWS
+from strata.engine.log import log
+from strata.engine.schedule.ports import DraftRules, Row, Runner, pool_slot
+from strata.engine.schedule.slots import Decoding
+
+MOST_DRAFTS: Final = WINDOW_ROWS - 1
+QUIET: Final = 16
+"""Windows in a row for which the text had no draft; from then on the next one is started before the last is known."""
+
+
+class Drafts:
+    """Of one request on the solo path."""
+
+    def __init__(self, payoff: Payoff, min_p: float) -> None:
+        self.payoff = payoff
+        self.min_p = min_p
+        self.counts = DraftCounts()
+        self.quiet = 0  # windows in a row without a draft from the text
+        self.ahead = False  # the next window has been started
+
+
+class SoloDrafting:
+    """Windows of the solo path."""
+
+    def __init__(self, runner: Runner, rules: DraftRules, end_ids: Collection[int], clock: Callable[[], float]) -> None:
+        self.times = PlainTimes()
+        self._runner = runner
+        self._rules = rules
+        self._end_ids = end_ids
+        self._clock = clock
+        self._balance = 0.0
+        self._drafts: Drafts | None = None
+
+    def begin(self, min_p: float | None = None) -> Drafts:
+        """A request begins; min_p: its own bar."""
+        if self._drafts is not None:
+            self._balance = self._drafts.payoff.balance
+        payoff = Payoff(self.times, self._balance)
+        self._drafts = Drafts(payoff, self._rules.min_p if min_p is None else min_p)
+        return self._drafts
+
+    def window(self, drafts: Drafts, row: Row, n_left: int) -> list[int]:
+        """The next tokens of the sequence, at most n_left >= 1: feeds its newest one, and drafts."""
+        rules = self._rules
+        if rules.spec < 2:
+            return self._runner.window([row], n_left > 1)
+        begun = self._clock()
+        follows, wanted = self._runner.follows(row.slot), drafts.payoff.wants(1)
+        if drafts.ahead or not wanted:
+            again = n_left > 1 and (not wanted or drafts.quiet >= QUIET)
+            return self._plain(drafts, row, again, begun)
+        offered, of_layer = self._offer(drafts, row, min(n_left - 1, MOST_DRAFTS), follows)
+        if not offered and not follows:
+            return self._plain(drafts, row, n_left > 1 and drafts.quiet >= QUIET, begun)
+        (said,) = self._runner.verify([row._replace(drafts=offered)])
+        if offered:
+            drafts.counts.add(len(offered), len(said) - 1, of_layer)
+        if drafts.payoff.drafted(1, self._clock() - begun, len(said)):
+            log(f"drafts do not pay for this request: {drafts.payoff.verdict(1)}; it goes on without for a while")
+        return said
+
+    def _plain(self, drafts: Drafts, row: Row, again: bool, begun: float) -> list[int]:
+        said, steady = self._runner.window([row], again), drafts.ahead
+        drafts.ahead = again
+        drafts.quiet += 1
+        drafts.payoff.plain(1, self._clock() - begun, 1, steady)
+        return said
+
+    def _offer(self, drafts: Drafts, row: Row, most: int, follows: bool) -> tuple[tuple[int, ...], int]:
+        """Drafts for a window, and how many of them the draft layer proposed."""
+        rules = self._rules
+        found = suffix_draft(row.tokens, min(rules.suffix, most))
+        drafts.quiet = 0 if found.tokens else drafts.quiet + 1
+        if found.agreed >= LONGEST or not follows:
+            return before_end(found.tokens, self._end_ids), 0
+        proposed = tuple(self._runner.propose(row, min(rules.spec - 1, most), drafts.min_p))
+        agree = found.tokens[: len(proposed)] == proposed
+        offered = before_end(found.tokens if agree else proposed, self._end_ids)
+        return offered, min(len(proposed), len(offered))
+
+
+class SlotDrafting:
+    """Windows of the slots: `window` where drafts are wanted, and the times of those where they are not."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        rules: DraftRules,
+        end_ids: Collection[int],
+        times: PlainTimes,
+        clock: Callable[[], float],
+    ) -> None:
+        self._runner = runner
+        self._rules = rules
+        self._end_ids = end_ids
+        self._clock = clock
+        self._payoff = Payoff(times)
+        self._turn = 0
+
+    def wants(self, n: int) -> bool:
+        """Whether the next window of n slots has drafts."""
+        return self._rules.slots and self._payoff.wants(n)
+
+    def plain(self, n: int, ms: float, steady: bool) -> None:
+        """A window without drafts gave a token to each of n slots."""
+        if self._rules.slots:
+            self._payoff.plain(n, ms, n, steady)
+
+    def window(self, rows: Sequence[Row], decoding: Sequence[Decoding]) -> list[tuple[Decoding, list[int]]]:
+        """The next tokens of slots, each with a draft if there is one; of as many slots as the window has room for."""
+        begun, n = self._clock(), len(decoding)
+        chosen: list[tuple[Decoding, Row]] = []
+        room, turn = WINDOW_ROWS, self._turn
+        for i in range(n):
+            at = (turn + i) % n
+            one, row = decoding[at], rows[at]
+            drafts = before_end(self._propose(one, row), self._end_ids)
+            if 1 + len(drafts) > room:
+                break
+            room -= 1 + len(drafts)
+            chosen.append((one, row._replace(drafts=drafts)))
+        self._turn = (turn + len(chosen)) % n
+        said = self._runner.verify([row for _, row in chosen])
+        for (one, row), tokens in zip(chosen, said, strict=True):
+            if row.drafts:
+                one.drafts.add(len(row.drafts), len(tokens) - 1, len(row.drafts))
+        if self._payoff.drafted(n, self._clock() - begun, sum(map(len, said))):
+            log(f"drafts of {n} slots do not pay: {self._payoff.verdict(n)}; they go on without for a while")
+        return [(one, tokens) for (one, _), tokens in zip(chosen, said, strict=True)]
+
+    def _propose(self, one: Decoding, row: Row) -> list[int]:
+        """A draft of a slot, if it may say another token behind it."""
+        if one.n_left < 2 or not self._runner.follows(pool_slot(one.slot)):
+            return []
+        return self._runner.propose(row, 1, 0.0)
+
+
+def before_end(tokens: Sequence[int], end_ids: Collection[int]) -> tuple[int, ...]:
+    """The tokens up to the first end token, which is left out."""
+    at = next((i for i, token in enumerate(tokens) if token in end_ids), len(tokens))
+    return tuple(tokens[:at])

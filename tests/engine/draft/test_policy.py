@@ -1,0 +1,83 @@
+"""Drafts that do not pay: off after a few windows, on again later, and never a loss that a request would feel."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata.engine.draft.policy import CALIBRATION, FIRST_REST, LOSS, Payoff, PlainTimes
+
+
+def calibrated(ms: float = 1.0, key: int = 1) -> PlainTimes:
+    times = PlainTimes()
+    for _ in range(2 * CALIBRATION):
+        times.saw(key, ms)
+    return times
+
+
+def run(payoff: Payoff, tokens: int, drafted_ms: float, kept: list[int], plain_ms: float = 1.0) -> tuple[float, int]:
+    """Time of so many tokens, and windows with drafts. kept: tokens of windows with drafts, in turn."""
+    ms, said, windows = 0.0, 0, 0
+    while said < tokens:
+        if payoff.wants(1):
+            got = kept[windows % len(kept)]
+            windows += 1
+            payoff.drafted(1, drafted_ms, got)
+            ms, said = ms + drafted_ms, said + got
+        else:
+            payoff.plain(1, plain_ms, 1)
+            ms, said = ms + plain_ms, said + 1
+    return ms, windows
+
+
+def test_drafts_that_pay_stay():
+    payoff = Payoff(calibrated())
+    ms, windows = run(payoff, 1000, 1.4, [1, 3, 2])
+    assert not payoff.turned_off and windows == pytest.approx(500, abs=2)
+    assert ms < 750
+
+
+def test_drafts_that_do_not_pay_end_after_a_try_and_come_back_less_and_less():
+    payoff, tries = Payoff(calibrated()), int(LOSS / 0.25)
+    _, windows = run(payoff, tries + FIRST_REST - 1, 1.25, [1])
+    assert (windows, payoff.turned_off, payoff.off) == (tries, 1, True)
+    _, windows = run(payoff, 1 + tries + 2 * FIRST_REST - 1, 1.25, [1])
+    assert (windows, payoff.turned_off) == (tries, 2)
+
+
+def test_the_request_after_one_that_lost_is_tried_more_shortly():
+    first = Payoff(calibrated())
+    run(first, 100, 1.25, [1])
+    _, windows = run(Payoff(calibrated(), first.balance), 100, 1.25, [1])
+    assert windows == int(LOSS / 0.25 / 2)
+
+
+@settings(deadline=None)
+@given(st.floats(1.0, 2.9), st.lists(st.integers(1, 4), min_size=1, max_size=9), st.integers(200, 2000))
+def test_no_text_costs_a_request_more_than_its_tries(drafted_ms, kept, tokens):
+    payoff = Payoff(calibrated())
+    ms, _ = run(payoff, tokens, drafted_ms, kept)
+    assert ms <= tokens + (1 + payoff.turned_off) * (LOSS + drafted_ms)
+
+
+def test_nothing_is_drafted_before_a_token_without_drafts_has_been_measured():
+    payoff = Payoff(PlainTimes())
+    for _ in range(CALIBRATION):
+        assert not payoff.wants(1)
+        payoff.plain(1, 1.0, 1)
+    assert payoff.wants(1)
+    assert not payoff.wants(2), "windows of two sequences have another time"
+
+
+def test_one_slow_window_does_not_end_drafts():
+    payoff = Payoff(calibrated())
+    for i in range(32):
+        assert not payoff.drafted(1, 5000.0 if i == 5 else 1.2, 3)
+
+
+def test_the_first_window_that_loads_something_is_forgotten():
+    times = PlainTimes()
+    for ms in (900.0, *[1.0] * CALIBRATION):
+        times.saw(1, ms)
+    assert times.of(1) == pytest.approx(1.0)

@@ -1,0 +1,233 @@
+"""Schedules with drafts say what schedules without them say, whatever is proposed and however long windows take."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from strata.engine.draft.accept import n_kept
+from strata.engine.schedule import drafting
+from strata.engine.schedule.drafting import before_end
+from strata.engine.schedule.ports import DraftRules, Row
+from strata.engine.schedule.solo import Request
+from strata.kernels.ops import Sampling
+from strata.protocol.lines import Done, SlotDone, SlotToken, Token
+
+FAST = 1.0
+GREEDY = Sampling()
+
+
+class Clock:
+    """Milliseconds that only work lets pass."""
+
+    def __init__(self) -> None:
+        self.ms = 0.0
+
+    def __call__(self) -> float:
+        return self.ms
+
+
+@pytest.fixture
+def drafting_model(scripted):
+    """drafting_model(clock, hits, ..): a scripted model with a draft layer that proposes right or wrong tokens in turn.
+
+    hits: of every len(hits) proposals, those that are right · row_ms: what a row of a verify window takes
+    """
+
+    class DraftingModel(scripted):
+        def __init__(self, clock, hits=(True,), layer=True, row_ms=0.1, end=(3,), **given):
+            super().__init__(**given)
+            self.clock, self.hits, self.layer, self.row_ms = clock, hits, layer, row_ms
+            self.end = set(end)
+            self.fed: list[int] = []
+            self.proposed = 0
+
+        def window(self, rows, again):
+            self.clock.ms += FAST
+            return super().window(rows, again)
+
+        def follows(self, slot: int) -> bool:
+            return self.layer
+
+        def propose(self, row: Row, most: int, min_p: float) -> list[int]:
+            found, tokens = [], row.tokens.tolist()
+            for _ in range(most):
+                right = self.says(row, tokens)
+                hit = self.hits[self.proposed % len(self.hits)]
+                self.proposed += 1
+                found.append(right if hit else (right + 1) % self.vocab)
+                tokens.append(found[-1])
+            return found
+
+        def says(self, row: Row, tokens: list[int]) -> int:
+            seed = hash(tuple(tokens)) % 2**32
+            logits = np.random.default_rng(seed).normal(size=self.vocab).astype(np.float32)
+            recent = np.array(tokens[max(0, len(tokens) - row.last_n) :], np.int32)
+            return self.sample(logits, recent, row.how, len(tokens))
+
+        def verify(self, rows):
+            assert sum(1 + len(row.drafts) for row in rows) <= 8
+            self.windows.append([row.slot for row in rows])
+            said = []
+            for row in rows:
+                assert not set(row.drafts) & self.end, "an end token was drafted"
+                self.clock.ms += self.row_ms * (1 + len(row.drafts))
+                held = self.state.tokens[row.slot]
+                assert held == row.tokens[:-1].tolist()
+                tokens, ids = row.tokens.tolist(), []
+                for draft in (*row.drafts, None):
+                    ids.append(self.says(row, tokens))
+                    tokens.append(draft)
+                n = n_kept(row.drafts, ids)
+                held += [int(row.tokens[-1]), *ids[: n - 1]]
+                self.fed.append(1 + len(row.drafts))
+                said.append(ids[:n])
+            self.clock.ms += FAST
+            return said
+
+    return DraftingModel
+
+
+def run_solo(path, request: Request) -> tuple[list[int], Done]:
+    events = path.start(request)
+    while path.busy:
+        events += path.step()
+    return [event.id for event in events if isinstance(event, Token)], events[-1]
+
+
+def request(n: int = 5, max_new: int = 40, how: Sampling = GREEDY, seed: int = 1, last_n: int = 0) -> Request:
+    return Request(np.random.default_rng(seed).integers(4, 60, n).astype(np.int32), max_new, how, last_n)
+
+
+HOWS = st.sampled_from([Sampling(), Sampling(temperature=0.5, seed=4), Sampling(temperature=0.5, penalty_repeat=1.5)])
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    hits=st.lists(st.booleans(), min_size=1, max_size=5),
+    spec=st.integers(2, 8),
+    suffix=st.integers(0, 7),
+    layer=st.booleans(),
+    how=HOWS,
+    max_new=st.integers(1, 60),
+    row_ms=st.floats(0.0, 2.0),
+)
+def test_text_with_drafts_is_the_text_without(
+    schedule, drafting_model, hits, spec, suffix, layer, how, max_new, row_ms
+):
+    asked = [request(4 + i, max_new, how, i, last_n=8) for i in range(3)]
+    texts = []
+    for rules in (DraftRules(), DraftRules(spec, 0.0, suffix)):
+        clock = Clock()
+        model = drafting_model(clock, tuple(hits), layer, row_ms)
+        path = schedule(model, clock=clock, max_context=96, drafts=rules)
+        texts.append([run_solo(path, each)[0] for each in asked])
+        held = model.state.tokens[0]
+    assert texts[0] == texts[1]
+    assert held == [*asked[-1].prompt.tolist(), *texts[1][-1]][:-1]
+
+
+def test_right_drafts_take_fewer_windows_and_are_counted(schedule, drafting_model):
+    clock = Clock()
+    model = drafting_model(clock, end=())
+    path = schedule(model, clock=clock, max_context=96, drafts=DraftRules(4, 0.0, 0), end_ids=())
+    tokens, done = run_solo(path, request(max_new=64))
+    # the first comes with the prompt, some windows measure, then four at a time
+    assert len(tokens) == 64 and len(model.windows) <= 6 + 58 // 4 + 1
+    assert done.drafts_offered == done.drafts_accepted > 40
+    assert done.chain is not None and (done.chain.suffix_offered, done.chain.suffix_accepted) == (0, 0)
+    assert done.chain.windows == sum(n > 1 for n in model.fed)
+
+
+def test_drafts_that_do_not_pay_are_left_out_and_the_log_says_so(schedule, drafting_model, monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(drafting, "log", lines.append)
+    clock = Clock()
+    model = drafting_model(clock, hits=(False,), row_ms=0.5, end=())
+    path = schedule(model, clock=clock, max_context=400, drafts=DraftRules(4, 0.0, 0), end_ids=())
+    tokens, done = run_solo(path, request(max_new=200))
+    assert len(tokens) == 200 and done.drafts_accepted == 0
+    assert 0 < done.drafts_offered < 30
+    assert len(lines) == 1 and "do not pay" in lines[0]
+
+
+def test_a_text_that_repeats_itself_is_drafted_without_a_layer(schedule, drafting_model):
+    clock = Clock()
+
+    class Repeating(drafting_model):
+        def logits(self, slot: int):
+            return self.of(self.state.tokens[slot])
+
+        def says(self, row, tokens):
+            return int(self.of(tokens).argmax())
+
+        def of(self, tokens):
+            wanted = np.zeros(self.vocab, np.float32)
+            wanted[10 + len(tokens) % 6] = 1
+            return wanted
+
+    model = Repeating(clock, layer=False, end=())
+    path = schedule(model, clock=clock, max_context=96, drafts=DraftRules(2, 0.0, 5), end_ids=())
+    tokens, done = run_solo(path, request(max_new=64))
+    assert tokens == [10 + n % 6 for n in range(5, 69)]
+    assert done.chain.suffix_accepted == done.drafts_accepted > 40
+    assert len(model.windows) < 30
+
+
+def slots(path, requests) -> tuple[dict[int, list[int]], list[SlotDone]]:
+    """All requests in slots at once -> their tokens, and their ends."""
+    events = []
+    for slot, each in enumerate(requests):
+        events += path.admit(slot, each)
+        while path.busy:
+            events += path.step()
+    while path.decoding:
+        events += path.step()
+    texts: dict[int, list[int]] = {slot: [] for slot in range(len(requests))}
+    for event in events:
+        if isinstance(event, SlotToken):
+            texts[event.slot].append(event.id)
+    return texts, [event for event in events if isinstance(event, SlotDone)]
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    n=st.integers(2, 6),
+    hits=st.lists(st.booleans(), min_size=1, max_size=5),
+    row_ms=st.floats(0.0, 0.6),
+    lengths=st.lists(st.integers(2, 40), min_size=6, max_size=6),
+)
+def test_slots_with_drafts_say_what_they_say_without(schedule, drafting_model, n, hits, row_ms, lengths):
+    asked = [request(4 + i, lengths[i], Sampling(temperature=0.5, seed=i), i) for i in range(n)]
+    found = []
+    for rules in (DraftRules(), DraftRules(2, 0.0, 0, slots=True)):
+        clock = Clock()
+        model = drafting_model(clock, tuple(hits), True, row_ms, n_slots=n, n_checkpoints=1)
+        path = schedule(model, clock=clock, max_context=96, drafts=rules)
+        texts, ends = slots(path, asked)
+        found.append((texts, sorted((end.slot, end.generated, end.finish) for end in ends)))
+    assert found[0] == found[1]
+
+
+def test_more_slots_than_a_window_has_rows_for_take_turns(schedule, drafting_model):
+    clock = Clock()
+    model = drafting_model(clock, row_ms=0.0, end=(), n_slots=6, n_checkpoints=1)
+    path = schedule(model, clock=clock, max_context=96, drafts=DraftRules(2, 0.0, 0, slots=True), end_ids=())
+    _, ends = slots(path, [request(4, 40, seed=i) for i in range(6)])
+    verified = [window for window in model.windows if 2 <= len(window) <= 4]
+    assert len(verified) > 20
+    counts = [sum(slot in window for window in verified) for slot in range(1, 7)]
+    assert max(counts) - min(counts) <= 0.3 * max(counts), "a slot waits while others go on"
+    assert all(end.drafts_offered and end.drafts_accepted == end.drafts_offered for end in ends)
+
+
+def test_slots_without_drafts_say_nothing_of_them(schedule, scripted):
+    _, ends = slots(schedule(scripted(n_slots=2, n_checkpoints=1)), [request(4, 6), request(5, 6)])
+    assert [end.drafts_offered for end in ends] == [None, None]
+
+
+def test_an_end_token_is_never_drafted():
+    assert before_end([5, 6, 3, 7], {3}) == (5, 6)
+    assert before_end([3], {3}) == ()

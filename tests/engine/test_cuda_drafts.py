@@ -1,0 +1,153 @@
+"""Drafts on a card: the tokens and the state of plain windows and of the host, whatever is proposed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from strata.engine.cuda_runner import CudaRunner
+from strata.engine.options import Options
+from strata.engine.pack import Pack, open_draft, open_pack
+from strata.engine.runner import ModelRunner
+from strata.engine.schedule.ports import Row
+from strata.kernels.ops import Sampling
+
+LAYERS, CONTEXT, CHUNK = 4, 80, 18
+OPTIONS = Options(pack="", max_context=CONTEXT, prefill=CHUNK, spec=4, batch=2, mtp="", batch_mtp=True)
+GREEDY = Sampling()
+DRAWN = Sampling(temperature=1.0, top_k=40, seed=9)
+PENALISED = Sampling(temperature=0.9, seed=12, penalty_repeat=1.4, penalty_present=0.5)
+
+
+@pytest.fixture(scope="module")
+def trunk(packs) -> Pack:
+    """A pack without its last layers: a block of every kind is left."""
+    whole = open_pack(packs["tiny-q8_0"])
+    spec = whole.spec
+
+    class Short(Pack):
+        def __init__(self) -> None:
+            self.__dict__ |= whole.__dict__
+            self.spec = replace(
+                spec, layers=LAYERS, recurrent=spec.recurrent[:LAYERS], ratios=spec.ratios[:LAYERS], index_budget=32
+            )
+
+    return Short()
+
+
+@pytest.fixture(scope="module")
+def draft(packs, trunk):
+    found = open_draft(open_pack(packs["tiny-q8_0"]), packs["mtp-tiny-q8_0"])
+    found.pack.spec = trunk.spec
+    return found
+
+
+@pytest.fixture(scope="module")
+def runner(any_card, trunk, draft):
+    made = CudaRunner(trunk, msgspec.structs.replace(OPTIONS, device="cuda"), draft, any_card())
+    made.warm()
+    return made
+
+
+@pytest.fixture(scope="module")
+def host(trunk, draft):
+    return ModelRunner(trunk, OPTIONS, draft)
+
+
+def prompt(n: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 900, n).astype(np.int32)
+
+
+def begin(runner, slot: int, tokens: np.ndarray, how: Sampling) -> list[int]:
+    runner.state.reset(slot)
+    logits = None
+    for at in range(0, len(tokens), CHUNK):
+        logits = runner.feed(slot, at, tokens[at : at + CHUNK], at + CHUNK >= len(tokens))
+    return [*tokens.tolist(), runner.sample(logits, tokens, how, len(tokens))]
+
+
+def row(slot: int, tokens: list[int], how: Sampling, drafts=()) -> Row:
+    return Row(slot, np.array(tokens, np.int32), how, CONTEXT, tuple(drafts))
+
+
+def plain(runner, slot: int, tokens: np.ndarray, how: Sampling, n: int) -> list[int]:
+    got = begin(runner, slot, tokens, how)
+    while len(got) < len(tokens) + n:
+        got += runner.window([row(slot, got, how)], len(got) + 1 < len(tokens) + n)
+    return got
+
+
+@pytest.mark.parametrize("how", [GREEDY, DRAWN, PENALISED], ids=["greedy", "drawn", "penalised"])
+def test_rejected_drafts_leave_no_trace_in_the_state_of_a_card(runner, host, how):
+    ids, n = prompt(26, 3), 20
+    whole = plain(host, 0, ids, how, n)
+    assert plain(runner, 1, ids, how, n) == whole
+    assert runner.state.state_bytes(1) == host.state.state_bytes(0)
+    tokens, turn = begin(runner, 0, ids, how), 0
+    while len(tokens) < len(whole):
+        turn += 1
+        right = whole[len(tokens) :][: min(turn % 4, len(whole) - len(tokens) - 1)]
+        drafts = [token + (i == turn % 3) for i, token in enumerate(right)]
+        (said,) = runner.verify([row(0, tokens, how, drafts)])
+        tokens += said
+        if turn % 3 == 0 and len(tokens) < len(whole):
+            tokens += runner.window([row(0, tokens, how)], False)
+    assert tokens == whole
+    assert runner.state.state_bytes(0) == host.state.state_bytes(0)
+    runner.state.check()
+
+
+def test_slots_of_one_verify_window_keep_what_each_of_them_says(runner, host):
+    asked = [(1, prompt(5, 1), GREEDY), (2, prompt(21, 2), DRAWN)]
+    wholes = [plain(host, slot, ids, how, 12) for slot, ids, how in asked]
+    tokens = {slot: begin(runner, slot, ids, how) for slot, ids, how in asked}
+    turn = 0
+    while any(len(tokens[slot]) < len(whole) for (slot, _, _), whole in zip(asked, wholes, strict=True)):
+        turn += 1
+        rows = []
+        for (slot, _, how), whole in zip(asked, wholes, strict=True):
+            left = whole[len(tokens[slot]) :]
+            if left:
+                drafts = [t + (i == (turn + slot) % 3) for i, t in enumerate(left[: min(2, len(left) - 1)])]
+                rows.append(row(slot, tokens[slot], how, drafts))
+        for one, said in zip(rows, runner.verify(rows), strict=True):
+            tokens[one.slot] += said
+    assert [tokens[slot] for slot, _, _ in asked] == wholes
+    for slot, _, _ in asked:
+        assert runner.state.state_bytes(slot) == host.state.state_bytes(slot)
+
+
+def test_proposals_are_those_of_the_host(runner, host):
+    found = []
+    for each in (host, runner):
+        tokens, proposed = begin(each, 0, prompt(30, 5), GREEDY), []
+        for _ in range(6):
+            drafts = each.propose(row(0, tokens, GREEDY), 3, 0.0)
+            proposed.append(drafts)
+            tokens += each.verify([row(0, tokens, GREEDY, drafts)])[0]
+        found.append((tokens, proposed, each.drafter.book.state.digest(0)))
+    assert found[0] == found[1]
+    assert [len(drafts) for drafts in found[0][1]] == [0, 3, 3, 3, 3, 3]
+
+
+def test_an_unlikely_proposal_ends_the_chain(runner):
+    tokens = begin(runner, 0, prompt(9, 6), GREEDY)
+    tokens += runner.verify([row(0, tokens, GREEDY)])[0]
+    assert len(runner.propose(row(0, tokens, GREEDY), 3, 1.1)) == 1
+    assert len(runner.propose(row(0, tokens, GREEDY), 3, 0.0)) == 3
+    assert runner.propose(row(0, [*tokens, 1], GREEDY), 3, 0.0) == []
+
+
+def test_the_draft_layer_goes_with_a_conversation_into_its_slot(runner):
+    tokens = begin(runner, 0, prompt(30, 8), GREEDY)
+    runner.state.copy(0, 2)
+    found = []
+    for slot in (0, 2):
+        own = list(tokens)
+        for _ in range(2):
+            own += runner.verify([row(slot, own, GREEDY)])[0]
+        found.append((own, runner.propose(row(slot, own, GREEDY), 3, 0.0), runner.drafter.book.state.digest(slot)))
+    assert found[0] == found[1]
