@@ -223,7 +223,7 @@ class Windows:
         return self._run(layout) if graph else self._land(layout, self.compute(layout))
 
     def replay(self, ticket: Ticket, slot: int, begin: int, n: int) -> None:
-        """Before the slot advances: its recurrent state is to be that of n rows of the last window, from row `begin`."""
+        """Before the slot advances: its recurrent state is to be that of n rows of the window, from row `begin`."""
         segment = np.array([self._state.recurrent.name(slot), 0, n], np.int32)
         self._upload(self._buffers.replayed, segment)
         key, tape = (ticket.layout.rows, begin, n), self._tapes[ticket.layout]

@@ -1,4 +1,4 @@
-"""The engine's process with drafts: the text of one without, what INFO, DONE, BDONE and the log say, what is refused."""
+"""The engine's process with drafts: the text of one without, what INFO, DONE, BDONE and log say, what is refused."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def in_slots(engine) -> tuple[dict[int, list[int]], dict[int, SlotDone]]:
 def test_slots_with_drafts_say_what_they_say_without(plain, drafting):
     without, withal = in_slots(plain), in_slots(drafting)
     assert withal[0] == without[0]
-    assert {slot: (end.generated, end.finish) for slot, end in withal[1].items()} == dict.fromkeys(range(3), (50, "length"))
+    assert {slot: (end.generated, end.finish) for slot, end in withal[1].items()} == dict.fromkeys(
+        range(3), (50, "length")
+    )
     assert all(end.drafts_offered is None for end in without[1].values())
     assert all(end.drafts_offered is not None for end in withal[1].values())
 
