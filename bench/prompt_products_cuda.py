@@ -34,7 +34,7 @@ from strata.bench.report import Report, show
 from strata.kernels.cuda import arguments, compile, mixture, product, prompt_plans
 from strata.kernels.cuda import card as cards
 from strata.kernels.cuda.plans import DENSE, GATE_UP, PAIRS, order
-from strata.kernels.cuda.prompt_plans import CUTS, Cut, expected, fitted, prompt_plan
+from strata.kernels.cuda.prompt_plans import CUTS, WIDE_CUTS, Cut, WideCut, expected, fitted, prompt_plan
 from strata.kernels.formats import BY_NAME
 
 ROWS = (8192, 2048)
@@ -42,13 +42,10 @@ DENSE_SHAPES = (
     ("Q6_K", 16384, 2560), ("Q6_K", 2560, 6144), ("Q6_K", 320, 10240), ("Q8_0", 10240, 320), ("Q8_0", 640, 2560),
     ("Q5_K", 16384, 2560), ("Q8_0", 16384, 2560), ("IQ3_S", 16384, 2560), ("IQ4_NL", 16384, 2560),
 )  # fmt: skip
-SWEPT = (("Q6_K", 16384, 2560), ("IQ3_S", 16384, 2560), ("IQ4_NL", 16384, 2560))
+SWEPT = DENSE_SHAPES[:5]
 EXPERTS, USED, HIDDEN, INNER = 512, 10, 2560, 640
 EXPERT_TYPES = ("IQ3_S", "IQ4_NL")
-TRIED = (
-    *CUTS[:6], Cut(64, 4, 8, 2), Cut(64, 4, 4, 3), Cut(128, 4, 4, 2), Cut(128, 4, 6, 1), Cut(64, 2, 8, 3),
-    Cut(64, 2, 4, 3), Cut(64, 4, 2, 3),
-)  # fmt: skip
+TRIED = (*WIDE_CUTS, *CUTS[:3])
 CHECKED = 8
 REPEATS = 5
 MODULES = (arguments, compile, mixture, product)
@@ -60,16 +57,18 @@ Kernels = set[tuple[str, str, tuple[tuple[str, int | str], ...]]]
 # ------------------------------------------------------------------------------------------------------------ compiling
 
 
-def kernels_of(cuts: tuple[Cut, ...], only: set[str]) -> Kernels:
+def kernels_of(cuts: tuple[Cut | WideCut, ...], only: set[str]) -> Kernels:
     """(source, name, constants) of the prompt kernels that will be asked for, beside the small ones."""
     card, found = cards.card(), set()
 
-    def add(kind: str, mode: str, rows: int, cols: int, n: int, cut: Cut | None) -> None:
+    def add(kind: str, mode: str, rows: int, cols: int, n: int, cut: Cut | WideCut | None) -> None:
         t = BY_NAME[kind]
-        plan = fitted(card, t, cut) if cut else prompt_plan(card, t, mode, (rows,), cols, n)
+        plan = fitted(card, t, cut, cols) if cut else prompt_plan(card, t, mode, (rows,), cols, n)
         if plan:
-            constants = plan.constants(t, mode, BY_NAME[EXPERT_TYPES[1]] if mode == GATE_UP else None)
-            found.add(("product_prompt.cu", "product_prompt", tuple(sorted(constants.items()))))
+            after = BY_NAME[EXPERT_TYPES[1]]
+            more = (after, plan.order(after)) if mode == GATE_UP else ()
+            constants = plan.constants(t, mode, *more)
+            found.add((f"{plan.source}.cu", plan.source, tuple(sorted(constants.items()))))
 
     for n in ROWS:
         if "dense" in only:
@@ -83,8 +82,9 @@ def kernels_of(cuts: tuple[Cut, ...], only: set[str]) -> Kernels:
                 add(EXPERT_TYPES[0], GATE_UP, INNER, HIDDEN, expected(n * USED, EXPERTS), cut)
                 add(EXPERT_TYPES[1], PAIRS, HIDDEN, INNER, expected(n * USED, EXPERTS), cut)
     for kind in dict.fromkeys(kind for kind, _, _ in DENSE_SHAPES):
-        sums = BY_NAME[kind].group if BY_NAME[kind].has_offset else 0
-        found.add(("quantize.cu", "quantize", (("INPUT_ORDER", order(BY_NAME[kind])), ("SUMS", sums))))
+        for way in ("", "WIDE_"):
+            constants = {"INPUT_ORDER": way + order(BY_NAME[kind]), "SUMS": BY_NAME[kind].sums}
+            found.add(("quantize.cu", "quantize", tuple(sorted(constants.items()))))
     return found
 
 
@@ -155,8 +155,14 @@ def milliseconds(bench: Bench, call: Callable[[], Any]) -> dict[str, list[float]
             module.load_kernel = load_kernel  # type: ignore[attr-defined]
 
 
+def product_of(ms: dict[str, list[float]], mode: str) -> list[float]:
+    """The figures of the product in this mode, whichever kernel it was."""
+    (label,) = (label for label in ms if label.startswith("product_") and label.endswith(f" {mode}"))
+    return ms[label]
+
+
 @contextmanager
-def cut_to(cut: Cut | None) -> Iterator[None]:
+def cut_to(cut: Cut | WideCut | None) -> Iterator[None]:
     """Plans take this cut and no other; None leaves the choice to them."""
     before = prompt_plans.CUTS
     prompt_plans.CUTS = (cut,) if cut else before  # type: ignore[misc, assignment]
@@ -168,8 +174,15 @@ def cut_to(cut: Cut | None) -> Iterator[None]:
         prompt_plan.cache_clear()
 
 
-def named(cut: Cut | None) -> str:
-    return f" {cut.rows}x{cut.columns} warps of {16 * cut.sixteens}x{8 * cut.eights} x{cut.blocks}" if cut else ""
+def named(cut: Cut | WideCut | None) -> str:
+    if cut is None:
+        return ""
+    how = (
+        f"wide, parts of {8 * cut.eights}"
+        if isinstance(cut, WideCut)
+        else f"warps of {16 * cut.sixteens}x{8 * cut.eights}"
+    )
+    return f" {cut.rows}x{cut.columns} {how} x{cut.blocks}"
 
 
 # ------------------------------------------------------------------------------------------------------------- products
@@ -201,9 +214,9 @@ class Products:
         share = f"{100 * float(np.median(rates)) / of:4.0f} % of {of:.0f}" if of else ""
         self.bench.add(case, "TMAC/s", rates, f"{float(np.median(ms)):8.3f} ms  {share}")
 
-    def dense(self, kind: str, rows: int, cols: int, n: int, cut: Cut | None = None) -> None:
+    def dense(self, kind: str, rows: int, cols: int, n: int, cut: Cut | WideCut | None = None) -> None:
         bench, key = self.bench, (kind, rows, cols)
-        if cut and not fitted(cards.card(), BY_NAME[kind], cut):
+        if cut and not fitted(cards.card(), BY_NAME[kind], cut, cols):
             return
         if key not in self.weights:
             self.weights[key] = bench.weight(kind, rows, cols)
@@ -220,13 +233,13 @@ class Products:
                 if not cut:
                     self.chosen = got.copy()
             ms = milliseconds(bench, lambda: product.linear(bench.workspace, [w], x))
-        self._add(case, ms[f"product_prompt {DENSE}"], n * rows * cols, BY_NAME[kind].group)
+        self._add(case, product_of(ms, DENSE), n * rows * cols, BY_NAME[kind].group)
         if not cut and rows >= HIDDEN:
             bench.add(f"quantize {kind} {n}x{cols}", "us", [1e3 * t for t in ms["quantize"]])
 
-    def experts(self, banks: list[mixture.Bank], n: int, cut: Cut | None = None) -> None:
+    def experts(self, banks: list[mixture.Bank], n: int, cut: Cut | WideCut | None = None) -> None:
         bench, (gate, up, down) = self.bench, banks
-        if cut and not all(fitted(cards.card(), bank.type, cut) for bank in banks):
+        if cut and not all(fitted(cards.card(), bank.type, cut, bank.cols) for bank in banks):
             return
         x, rng = self._inputs(n, HIDDEN), np.random.default_rng(n)
         ids = bench.cp.asarray(np.argsort(rng.random((n, EXPERTS)), 1)[:, :USED].astype(np.int32))
@@ -245,9 +258,10 @@ class Products:
                     self.chosen = got.copy()
             ms = milliseconds(bench, lambda: mixture.mixture(bench.workspace, gate, up, down, x, ids, weights))
         macs = n * USED * HIDDEN * INNER
-        both = [a + b for a, b in zip(ms[f"product_prompt {GATE_UP}"], ms[f"product_prompt {PAIRS}"], strict=True)]
-        self._add(f"{case}: gate and up", ms[f"product_prompt {GATE_UP}"], 2 * macs, gate.type.group)
-        self._add(f"{case}: down", ms[f"product_prompt {PAIRS}"], macs, down.type.group)
+        first, second = product_of(ms, GATE_UP), product_of(ms, PAIRS)
+        both = [a + b for a, b in zip(first, second, strict=True)]
+        self._add(f"{case}: gate and up", first, 2 * macs, gate.type.group)
+        self._add(f"{case}: down", second, macs, down.type.group)
         self._add(f"{case}: products", both, 3 * macs, gate.type.group)
         if not cut:
             self._add(f"{case}: all", [sum(t) for t in zip(*ms.values(), strict=True)], 3 * macs, gate.type.group)
@@ -319,7 +333,7 @@ def ceilings(products: Products) -> None:
                     products.ceiling[group] = max(products.ceiling.get(group, 0.0), float(np.median(rates)))
 
 
-def run(products: Products, only: set[str], cuts: tuple[Cut, ...]) -> None:
+def run(products: Products, only: set[str], cuts: tuple[Cut | WideCut, ...]) -> None:
     bench = products.bench
     if "ceiling" in only:
         ceilings(products)

@@ -50,11 +50,11 @@ _OCTET: Final = 8
 _ALIGNMENT: Final = 16
 
 
-def quantize(workspace: Workspace, x: DeviceArray, kind: TensorType) -> Quantized:
-    """`quantize` of ops.py for a weight of this type."""
+def quantize(workspace: Workspace, x: DeviceArray, kind: TensorType, order: str | None = None) -> Quantized:
+    """`quantize` of ops.py for a weight of this type; `order`: another one than windows want."""
     made = room_for_quantized(workspace, len(x), x.shape[1], kind)
     octets = x.size // _OCTET
-    kernel = load_kernel("quantize.cu", "quantize", INPUT_ORDER=plans.order(kind), SUMS=kind.sums)
+    kernel = load_kernel("quantize.cu", "quantize", INPUT_ORDER=order or plans.order(kind), SUMS=kind.sums)
     pointers = (np.uint64(address(a)) for a in (x, made.q, made.d, made.sums))
     kernel((-(-octets // 256),), (256,), (*pointers, np.int64(octets)), shared_mem=0)
     return made
@@ -74,11 +74,11 @@ class QuantizedInputs:
         self._x = x
         self._made: dict[tuple[str, int], Quantized] = {}
 
-    def of(self, kind: TensorType) -> Quantized:
-        """As a type wants it."""
-        key = plans.order(kind), kind.sums
+    def of(self, kind: TensorType, order: str) -> Quantized:
+        """As a type wants it, in the order of a plan."""
+        key = order, kind.sums
         if key not in self._made:
-            self._made[key] = quantize(self._workspace, self._x, kind)
+            self._made[key] = quantize(self._workspace, self._x, kind, order)
         return self._made[key]
 
 
@@ -245,12 +245,12 @@ def _prompt(
         launch_prompt(kind, DENSE, n, matrices, x=x, join=join, n=n, divide=1, cols=cols)
         return
     plan = prompt_plans.prompt_plan(cards.card(), kind, DENSE, tuple(w.rows for w in weights), cols, n)
-    made = inputs.of(kind)
+    made = inputs.of(kind, plan.order(kind))
     arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, join=join, n=n, divide=1, cols=cols, run=plan.run)
     runs = enter_matrices(arguments, matrices, plan.rows_of_a_run(DENSE))
     arguments["row_tiles"] = runs
     blocks = runs * -(-n // plan.cut.columns)
-    run("product_prompt", plan.constants(kind, DENSE), blocks, plan.cut.threads, arguments, plan.shared)
+    run(plan.source, plan.constants(kind, DENSE), blocks, plan.cut.threads, arguments, plan.shared)
 
 
 def dequantize(workspace: Workspace, w: Weight, rows: DeviceArray) -> DeviceArray:

@@ -52,7 +52,7 @@ def products(
             yield from _floats(card, kind, modes)
         else:
             yield from _blocks(card, kind, modes, windows)
-    for order in ("NATIVE", "EIGHT", "EVEN_ODD"):
+    for order in ("NATIVE", "EIGHT", "EVEN_ODD", "WIDE_NATIVE", "WIDE_EIGHT"):
         yield "quantize.cu", {"INPUT_ORDER": order, "SUMS": 16 if order == "NATIVE" else 0}
     for name in ("group_rows", "join_pairs", "gate_times_up"):
         yield f"{name}.cu", {}
@@ -77,7 +77,16 @@ def _blocks(
                 yield "product_prompt.cu", tile.constants(kind, mode)
                 if mode == GATE_UP:
                     yield "product_prompt.cu", tile.constants(kind, mode, kind)
+            yield from _wide(card, kind, mode)
     yield "dequantize.cu", {"TYPE": kind.name}
+
+
+def _wide(card: Card, kind: TensorType, mode: str) -> Iterator[tuple[str, Constants]]:
+    """Tiles of product_wgmma.cu: the first that fits, as large as is possible and small."""
+    tiles = [tile for cut in prompt_plans.WIDE_CUTS if (tile := prompt_plans.fitted(card, kind, cut, 2560))]
+    for tile in tiles[:2]:
+        after = (kind, tile.order(kind)) if mode == GATE_UP else ()
+        yield f"{tile.source}.cu", tile.constants(kind, mode, *after)
 
 
 def _floats(card: Card, kind: TensorType, modes: Sequence[str]) -> Iterator[tuple[str, Constants]]:

@@ -1,4 +1,5 @@
-"""How a product with many rows is cut for a card: constants of product_prompt.cu, shared memory. Pure functions.
+"""How a product with many rows is cut for a card: constants of product_prompt.cu or product_wgmma.cu, shared memory.
+Pure functions.
 
     prompt_plan(card, kind, mode, rows, cols, n)     the cheapest of CUTS for these matrices and rows
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from strata.kernels.cuda.card import Card
@@ -54,7 +55,40 @@ class Cut:
         return 2 * self.rows
 
 
-CUTS: Final = (
+@dataclass(frozen=True, slots=True)
+class WideCut:
+    """Of product_wgmma.cu. fours: of warps of a block, each with 16 weight rows · eights: of columns of a part · parts:
+    of a tile · blocks of a multiprocessor · cost of a multiply-add, relative."""
+
+    fours: int
+    eights: int
+    parts: int
+    blocks: int
+    cost: float = 1.0
+
+    @property
+    def rows(self) -> int:
+        """Weight rows of a block."""
+        return 64 * self.fours
+
+    @property
+    def columns(self) -> int:
+        """Activation rows of a block."""
+        return 8 * self.eights * self.parts
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.fours
+
+
+WIDE_ARCH: Final = 90
+"""The architecture whose matrix steps take four warps together."""
+WIDE_COLS: Final = 64
+"""Columns must be a multiple of it."""
+NOT_WIDE: Final = ("Q2_0", "MXFP4")
+"""An order of weights, and scales of a size, that product_wgmma.cu does not take."""
+
+CUTS: Final[tuple[Cut | WideCut, ...]] = (
     Cut(128, 4, 8, 1),
     Cut(64, 4, 6, 2, 1.05),
     Cut(128, 2, 8, 2, 1.15),
@@ -69,34 +103,55 @@ CUTS: Final = (
 """Tiles, the cheapest first."""
 
 
+WIDE_CUTS: Final = (
+    WideCut(1, 8, 2, 2),
+    WideCut(1, 4, 2, 3),
+    WideCut(1, 6, 2, 2),
+    WideCut(1, 10, 2, 2),
+    WideCut(1, 6, 4, 1),
+    WideCut(2, 6, 4, 1),
+    WideCut(2, 8, 4, 1),
+    WideCut(2, 8, 2, 1),
+    WideCut(3, 8, 2, 1),
+    WideCut(1, 2, 2, 4),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
     """A cut · chunks of raw bytes held at once · copies of the table · bytes of shared memory · tiles of a block, one
     below the other."""
 
-    cut: Cut
+    cut: Cut | WideCut
     chunks: int
     copies: int
     shared: int
     run: int = 1
 
-    def constants(self, kind: TensorType, mode: str, made_for: TensorType | None = None) -> dict[str, int | str]:
-        """Macros of product_prompt.cu; SHARED is checked there against its own layout. made_for: the type for which
-        the result of GATE_UP is quantised."""
-        constants: dict[str, int | str] = {
-            "TYPE": kind.name,
-            "MODE": mode,
-            "BM": self.cut.rows,
-            "MT": self.cut.sixteens,
-            "NT": self.cut.eights,
-            "BLOCKS": self.cut.blocks,
-            "CHUNKS": self.chunks,
-            "COPIES": self.copies,
-            "SHARED": self.shared,
-        }
+    def constants(
+        self, kind: TensorType, mode: str, made_for: TensorType | None = None, next_order: str | None = None
+    ) -> dict[str, int | str]:
+        """Macros of the source; SHARED is checked there against its own layout. next_order and made_for: in which order
+        and for which type the result of GATE_UP is quantised."""
+        cut, sizes = self.cut, {}
+        if isinstance(cut, WideCut):
+            sizes = {"FOURS": cut.fours, "EIGHTS": cut.eights, "PARTS": cut.parts}
+        else:
+            sizes = {"BM": cut.rows, "MT": cut.sixteens, "NT": cut.eights, "CHUNKS": self.chunks}
+        constants: dict[str, int | str] = {"TYPE": kind.name, "MODE": mode, **sizes}
+        constants |= {"BLOCKS": cut.blocks, "COPIES": self.copies, "SHARED": self.shared}
         if made_for:
-            constants |= {"NEXT_ORDER": order(made_for), "NEXT_SUMS": made_for.sums}
+            constants |= {"NEXT_ORDER": next_order or order(made_for), "NEXT_SUMS": made_for.sums}
         return constants
+
+    @property
+    def source(self) -> str:
+        """The kernel, and its source without .cu."""
+        return "product_wgmma" if isinstance(self.cut, WideCut) else "product_prompt"
+
+    def order(self, kind: TensorType) -> str:
+        """The order of the activations, as quantize.cuh knows it."""
+        return ("WIDE_" if isinstance(self.cut, WideCut) else "") + order(kind)
 
     def rows_of_a_run(self, mode: str) -> int:
         """Rows of a matrix that a block computes; of each of the pair, for GATE_UP."""
@@ -112,15 +167,30 @@ def _shared(kind: TensorType, cut: Cut, chunks: int, copies: int) -> int:
     return raw + 2 * unpacked + 2 * fetched + cut.columns * 4 + table_bytes(kind) * copies
 
 
-def fitted(card: Card, kind: TensorType, cut: Cut) -> PromptPlan | None:
+def _shared_wide(kind: TensorType, cut: WideCut, copies: int) -> int:
+    """The layout of product_wgmma.cu."""
+    groups, line, warps = STEP // kind.group, cut.columns + 8, 4 * cut.fours
+    unpacked = 16 * STEP + groups * 8 * (16 + 8 * kind.has_offset)
+    fetched = 8 * (16 * cut.columns + 16) + (STEP // ACTIVATION_BLOCK + groups * kind.has_offset) * line * 4
+    constant = 2 * 8 * cut.eights * 16
+    of_warps = warps * 2 * (16 * chunk_pitch(kind) + unpacked)
+    return of_warps + 2 * fetched + constant + cut.columns * 4 + table_bytes(kind) * copies
+
+
+def fitted(card: Card, kind: TensorType, cut: Cut | WideCut, cols: int) -> PromptPlan | None:
     """A cut with two chunks, or one, and as many copies of the type's table as there is room for; None when it does not
     fit."""
     limit = min(card.shared_block, card.shared_multiprocessor // cut.blocks - _RESERVED)
-    for chunks in CHUNKS:
-        bare = _shared(kind, cut, chunks, 1)
-        if bare <= limit:
-            copies = table_copies(kind, limit - bare + table_bytes(kind))
-            return PromptPlan(cut, chunks, copies, _shared(kind, cut, chunks, copies))
+    if isinstance(cut, WideCut):
+        if card.arch != WIDE_ARCH or kind.name in NOT_WIDE or cols % WIDE_COLS:
+            return None
+        ways = [(2, partial(_shared_wide, kind, cut))]
+    else:
+        ways = [(chunks, partial(_shared, kind, cut, chunks)) for chunks in CHUNKS]
+    for chunks, shared in ways:
+        if shared(1) <= limit:
+            copies = table_copies(kind, limit - shared(1) + table_bytes(kind))
+            return PromptPlan(cut, chunks, copies, shared(copies))
     return None
 
 
@@ -141,7 +211,7 @@ def expected(pairs: int, experts: int) -> int:
 def prompt_plan(card: Card, kind: TensorType, mode: str, rows: tuple[int, ...], cols: int, n: int) -> PromptPlan:
     """The cheapest of CUTS that fits: rows of each matrix; n activation rows, or rows of an expert to be expected.
     Raises ValueError when none fits."""
-    plans = [plan for cut in CUTS if (plan := fitted(card, kind, cut))]
+    plans = [plan for cut in CUTS if (plan := fitted(card, kind, cut, cols))]
     if not plans:
         raise ValueError(f"no prompt tile of {kind.name} fits the card's {card.shared_block} bytes of shared memory")
     if mode == DENSE:

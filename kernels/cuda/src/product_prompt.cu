@@ -17,38 +17,11 @@
 //   GATE_UP  experts by tile list: BM / 2 rows of gate and of up; out (pairs, rows) = silu(gate x) * (up x);
 //            with NEXT_ORDER and NEXT_SUMS quantised, for a format with this order and groups of sums (0: none)
 //   PAIRS    experts by tile list, one matrix; out (pairs, rows)
-// A tile list (group_rows.cu) has (expert, first, count) for each tile of at most BN pairs; pairs are sorted by expert. The
-// columns of such a tile are dealt evenly to the warps.
+// A tile of the list has at most BN pairs; its columns are dealt evenly to the warps.
 #include "device.cuh"
 #include "formats.cuh"
 #include "quantize.cuh"
-
-#define DENSE 0
-#define GATE_UP 1
-#define PAIRS 2
-#define MATRICES 8
-
-struct Matrix {
-    const u8* data;
-    float* out;
-    int rows, last_tile;  // runs of this matrix and all before it
-};
-
-struct Arguments {
-    Matrix matrix[MATRICES];
-    const u8* q;         // (inputs, cols) int8 in the format's order
-    const float* d;      // (inputs, cols / 32)
-    const float* sums;   // (inputs, cols / GROUP), formats with offsets
-    const float* join;   // DENSE: null, or (n,): out = fma(sigmoid(join[row]), y, out)
-    const u64* first;    // addresses of the experts' gate or down
-    const u64* second;   // of up
-    const int* order;    // pairs sorted by expert
-    const int4* tile_list;
-    const int* n_tiles;
-    float* next_d;       // GATE_UP, quantised: scales and sums beside the int8 in matrix[0].out
-    float* next_sums;
-    int n, divide, cols, row_tiles, run;  // the input of a pair is pair / divide; runs of all matrices; tiles of a run
-};
+#include "prompt.cuh"
 
 typedef TYPE F;
 enum {
@@ -84,45 +57,6 @@ static_assert(BN * LINE_H * 4 <= AT_SOURCE, "a tile of results does not fit wher
 
 static_assert(SHARED_BYTES == SHARED, "prompt_plans.py asks for another size than this layout has");
 
-
-// What a block works on.
-struct Work {
-    const u8 *first, *second;
-    int matrix, row, rows, tiles;  // first weight row of the block, rows of the matrix, tiles of the run
-    int begin, count;              // columns: activation rows, or places in `order`
-};
-
-// False for a block past the list. The address of an expert that is not there is 0: nothing waits for it here.
-DEVICE bool find_work(const Arguments& a, Work& w) {
-    const int row_tile = blockIdx.x % a.row_tiles, column_tile = blockIdx.x / a.row_tiles;
-    w.matrix = 0;
-    int before = 0;
-    if (MODE == DENSE) {
-        while (row_tile >= a.matrix[w.matrix].last_tile) before = a.matrix[w.matrix++].last_tile;
-        w.begin = column_tile * BN;
-        w.count = min((int)BN, a.n - w.begin);
-        w.first = w.second = a.matrix[w.matrix].data;
-    } else {
-        const int tiles = *a.n_tiles;
-        const int4 tile = a.tile_list[column_tile];  // read together: past the list is memory without meaning
-        if (column_tile >= tiles) return false;
-        w.begin = tile.y;
-        w.count = tile.z;
-        w.first = (const u8*)a.first[tile.x];
-        w.second = MODE == GATE_UP ? (const u8*)a.second[tile.x] : w.first;
-    }
-    w.row = (row_tile - before) * a.run * ROWS;
-    w.rows = a.matrix[w.matrix].rows;
-    w.tiles = min(a.run, (w.rows - w.row + ROWS - 1) / ROWS);
-    return true;
-}
-
-// A step, or a chunk, of a tile of the run.
-struct Place {
-    int tile, at;
-
-    DEVICE Place after(int length) const { return at + 1 == length ? Place{tile + 1, 0} : Place{tile, at + 1}; }
-};
 
 // Row r of a tile. GATE_UP: 16 rows of gate, then the same 16 of up, so that one thread has both.
 DEVICE const u8* row_of(const Work& w, int tile, int r, int row_bytes) {
@@ -368,7 +302,7 @@ DEVICE void store_tile(const Arguments& a, const float (&acc)[MT][NT][4], const 
 
 #ifdef NEXT_ORDER
 // silu(gate x) * (up x) of the whole tile to shared memory, then quantised as quantize.cu does it.
-DEVICE void store_quantized(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, float* tile, int eights,
+DEVICE void store_hidden(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, float* tile, int eights,
                             int wm, int wn) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
@@ -383,19 +317,7 @@ DEVICE void store_quantized(const Arguments& a, const float (&acc)[MT][NT][4], c
             }
     }
     __syncthreads();
-    enum { OCTETS = BM / 16, SUM_OF = NEXT_SUMS ? NEXT_SUMS : 32 };  // octets of a column
-    u8* q = (u8*)a.matrix[0].out;
-    for (int first = 0; first < w.count * OCTETS; first += THREADS) {
-        const int i = first + threadIdx.x, column = i / OCTETS, u = i % OCTETS, row = w.row + 8 * u;
-        float v[8];
-        load_octet(v, tile + min(column, BN - 1) * LINE_H + 8 * u);
-        const Octet octet = quantize_octet(v);
-        if (column >= w.count || row >= w.rows) continue;
-        const long long block = (long long)a.order[w.begin + column] * (w.rows / 32) + row / 32;
-        store_octet<NEXT_ORDER>(q + 32 * block, u & 3, octet);
-        if ((u & 3) == 0) a.next_d[block] = octet.d;
-        if (NEXT_SUMS) store_sums<SUM_OF>(a.next_sums + block * (32 / SUM_OF), u & 3, octet);
-    }
+    store_quantized<BN, BM / 16, LINE_H, THREADS>(a, w, tile);
 }
 #endif
 
@@ -419,18 +341,6 @@ DEVICE void find_sources(u8* shared, const Arguments& a, const Work& w) {
         const int column = w.begin + min(c, w.count - 1);
         ((u32*)(shared + AT_SOURCE))[c] = (u32)(MODE == DENSE ? column : a.order[column] / a.divide) * a.cols;
     }
-}
-
-// The type's table, and the lane's copy of it.
-DEVICE Grid fill_table(u8* shared) {
-#if HAS_TABLE
-    enum { WORDS = F::LOOK == WORD ? 1 : 2 };
-    u32* table = (u32*)(shared + AT_TABLE);
-    for (int i = threadIdx.x; i < F::GRID * COPIES; i += THREADS)
-        for (int k = 0; k < WORDS; k++) table[i * WORDS + k] = table_words[i / COPIES * WORDS + k];
-#endif
-    const int lane = threadIdx.x & 31, copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES;
-    return Grid{shared + AT_TABLE + copy * (F::LOOK == WORD ? 4 : 8)};
 }
 
 // The raw bytes of a run on their way: fetched chunk by chunk, unpacked step by step.
@@ -465,14 +375,14 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     const int steps = (a.cols + STEP - 1) / STEP;
     if (MODE != DENSE) inputs_ready();
     Work w;
-    if (!find_work(a, w)) return;
+    if (!find_work<BN, ROWS>(a, w)) return;
     find_sources(shared, a, w);
     if (!w.first) return;
 
     Rows rows{shared, w, a.cols / F::BLOCK * F::BYTES, (steps + 1) / 2};
     rows.fetch();
     if (CHUNKS == 2) rows.fetch();
-    rows.grid = fill_table(shared);
+    rows.grid = fill_table<F, THREADS>(shared + AT_TABLE);
     if (MODE == DENSE) inputs_ready();  // the weights do not wait for the kernel before
     __syncthreads();
     const int eights = MODE == DENSE ? (int)NT : (w.count + 8 * WARPS_ACROSS - 1) / (8 * WARPS_ACROSS);
@@ -514,7 +424,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
         here = next;
     }
 #ifdef NEXT_ORDER  // GATE_UP has runs of one tile
-    store_quantized(a, acc, w, (float*)shared, eights, wm, wn);
+    store_hidden(a, acc, w, (float*)shared, eights, wm, wn);
 #else
     if (MODE == GATE_UP && busy) store_tile(a, acc, w, 0, eights, wm, wn);
 #endif
