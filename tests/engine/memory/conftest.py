@@ -17,6 +17,7 @@ import pytest
 
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.device.meter import Meter
+from strata.engine.memory.profile import Profile, encode
 from strata.engine.model.model import Model, bind
 from strata.engine.model.rows import Rows
 from strata.engine.model.weights import rope_table
@@ -43,7 +44,7 @@ def _headers() -> ModuleType:
 
 
 SCALARS = """
-block_count=48 context_length=262144 embedding_length=2560 attention.head_count=24 attention.head_count_kv=2
+context_length=262144 embedding_length=2560 attention.head_count=24 attention.head_count_kv=2
 attention.key_length=256 attention.value_length=256 rope.dimension_count=64 expert_count=512 expert_used_count=10
 expert_feed_forward_length=640 expert_shared_feed_forward_length=640 ssm.conv_kernel=4 ssm.state_size=128
 ssm.group_count=16 ssm.time_step_rank=48 ssm.inner_size=6144 full_attention_interval=4 hyper_connection.count=4
@@ -58,23 +59,17 @@ FLOATS = ("norm.weight", "_norm_key.weight", "ssm_a", "ssm_dt.bias", "conv1d.wei
 
 def write_full_pack(path: Path, experts: str = "IQ3_S", down: str = "IQ4_NL", dense: str = "Q6_K") -> Path:
     """A file of the real geometry whose tensors are a hole: 60 GB that take some kilobytes of disk."""
-    header = _headers().Header()
-    put = lambda key, kind, content: header.set(f"qwen4exp.{key}", kind, content)  # noqa: E731
-    header.set("general.architecture", "string", "qwen4exp")
+    header = _geometry(LAYERS)
     header.set("tokenizer.ggml.eos_token_id", "u32", 248046)
-    for pair in SCALARS.split():
-        key, _, number = pair.partition("=")
-        put(key, "u32", int(number))
-    put("attention.layer_norm_rms_epsilon", "f32", 1e-6)
-    put("rope.freq_base", "f32", 1e7)
-    put("rope.dimension_sections", "array", ("i32", [11, 11, 10, 0]))
-    put("attention.compress_ratios", "array", ("i32", [4 if i % 4 == 3 else 0 for i in range(LAYERS)]))
-    put("ple.layers", "array", ("i32", [1]))
     heads = 20011 + 2 * np.arange(16)
-    put("ple.layer_multipliers", "array", ("u64", [3, 5, 7]))
-    put("ple.head_vocab_sizes", "array", ("u64", heads.tolist()))
-    put("ple.head_offsets", "array", ("u64", [0, *np.cumsum(heads)[:-1].tolist()]))
-    add = lambda name, shape, kind: header.add(name, shape, "F32" if name.endswith(FLOATS) else kind)  # noqa: E731
+    for key, kind, content in (
+        ("ple.layers", "i32", [1]),
+        ("ple.layer_multipliers", "u64", [3, 5, 7]),
+        ("ple.head_vocab_sizes", "u64", heads.tolist()),
+        ("ple.head_offsets", "u64", [0, *np.cumsum(heads)[:-1].tolist()]),
+    ):
+        header.set(f"qwen4exp.{key}", "array", (kind, content))
+    add = _adding(header)
     add("token_embd.weight", (VOCAB, HIDDEN), "Q8_0")
     add("output.weight", (VOCAB, HIDDEN), "Q5_K")
     _hyper(add, "output_hc", dense, inject=False)
@@ -82,6 +77,43 @@ def write_full_pack(path: Path, experts: str = "IQ3_S", down: str = "IQ4_NL", de
         _layer(lambda name, shape, kind, i=i: add(f"blk.{i}.{name}", shape, kind), i, experts, down, dense)
     add("per_layer_token_embd.weight", (int(heads.sum()), 160), "IQ4_NL")
     return header.write(path)
+
+
+def write_full_draft(path: Path) -> Path:
+    """The draft layer of that model, in a file of its own."""
+    header = _geometry(LAYERS + 1)
+    header.set("qwen4exp.nextn_predict_layers", "u32", 1)
+    add = _adding(header)
+
+    def add_own(name: str, shape: tuple[int, ...], kind: str) -> None:
+        add(f"blk.{LAYERS}.{name}", shape, kind)
+
+    _layer(add_own, LAYERS - 1, "IQ3_S", "IQ4_NL", "Q6_K")
+    _hyper(add_own, "nextn.hc_head", "Q6_K", inject=False)
+    add_own("nextn.eh_proj.weight", (HIDDEN, 2 * HIDDEN), "Q6_K")
+    add_own("nextn.enorm.weight", (HIDDEN,), "F32")
+    add_own("nextn.hnorm.weight", (WIDE,), "F32")
+    return header.write(path)
+
+
+def _geometry(blocks: int) -> Any:
+    """A header with what a model and its draft layer have in common."""
+    header = _headers().Header()
+    header.set("general.architecture", "string", "qwen4exp")
+    for pair in SCALARS.split():
+        key, _, number = pair.partition("=")
+        header.set(f"qwen4exp.{key}", "u32", int(number))
+    ratios = [4 if i % 4 == 3 or i == LAYERS else 0 for i in range(blocks)]
+    header.set("qwen4exp.block_count", "u32", blocks)
+    header.set("qwen4exp.attention.layer_norm_rms_epsilon", "f32", 1e-6)
+    header.set("qwen4exp.rope.freq_base", "f32", 1e7)
+    header.set("qwen4exp.rope.dimension_sections", "array", ("i32", [11, 11, 10, 0]))
+    header.set("qwen4exp.attention.compress_ratios", "array", ("i32", ratios))
+    return header
+
+
+def _adding(header: Any) -> Callable[[str, tuple[int, ...], str], None]:
+    return lambda name, shape, kind: header.add(name, shape, "F32" if name.endswith(FLOATS) else kind)
 
 
 def _hyper(add: Callable[..., None], prefix: str, dense: str, inject: bool = True) -> None:
@@ -128,6 +160,21 @@ def _layer(add: Callable[..., None], i: int, experts: str, down: str, dense: str
 def full_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pack of the published geometry, 61.8 GB long."""
     return write_full_pack(tmp_path_factory.mktemp("full") / "full.gguf")
+
+
+@pytest.fixture(scope="session")
+def full_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its draft layer."""
+    return write_full_draft(tmp_path_factory.mktemp("draft") / "draft.gguf")
+
+
+@pytest.fixture(scope="session")
+def full_profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An order of all its experts."""
+    pairs = tuple((layer, expert) for expert in range(EXPERTS) for layer in range(LAYERS))
+    path = tmp_path_factory.mktemp("profile") / "hot.strp"
+    path.write_bytes(encode(Profile(LAYERS, EXPERTS, 0, pairs)))
+    return path
 
 
 class _Event:

@@ -1,0 +1,290 @@
+"""The whole plan of the full-size model: accounts that balance, advice that is true, limits that are said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from strata.engine.device.arena import GIB, MIB
+from strata.engine.memory.advice import advise
+from strata.engine.memory.command import gather, plan_text, switches
+from strata.engine.memory.figures import DoesNotFit, Figures, MemoryPlan, Switches
+from strata.engine.memory.plan import plan_memory
+from strata.engine.memory.sizes import bound_bytes
+from strata.engine.memory.state import draft_slot_bytes
+from strata.engine.options import Options, Refused, fitted, parse
+from strata.engine.pack import Pack, open_draft, open_pack
+from strata.engine.pack.tensors import draft_tensors
+
+PLAIN = Switches()
+
+
+@pytest.fixture(scope="module")
+def pack(full_pack) -> Pack:
+    return open_pack(full_pack)
+
+
+@pytest.fixture(scope="module")
+def drafts(pack, full_draft) -> dict[str, object]:
+    """The figures of the draft layer."""
+    found = open_draft(pack, full_draft)
+    layer = bound_bytes(draft_tensors(pack.spec, found.spec), found.pack)
+    assert GIB < layer < 1.3 * GIB
+    return {"draft": layer, "draft_slot": draft_slot_bytes(pack.spec, found.spec, "int8", 4096), "mtp": True}
+
+
+@pytest.fixture(scope="module")
+def planned(pack, full_profile, drafts):
+    """planned("--vram-limit-mib 8151 ..") -> figures, options, plan. PROFILE stands for the file; DRAFT is a model with
+    its draft layer, SLOTS one that drafts in batch slots too."""
+
+    def make(line: str, switched: Switches = PLAIN) -> tuple[Figures, Options, MemoryPlan]:
+        words = line.replace("PROFILE", f"--expert-profile {full_profile}").split()
+        given_words = [word for word in words if word not in ("DRAFT", "SLOTS")]
+        options = fitted(parse(["--plan", "--pack", str(pack.path), *given_words]), pack.spec)
+        figures = gather(pack, options)
+        if "DRAFT" in words:
+            figures = replace(figures, **drafts, draft_in_slots="SLOTS" in words)
+        return figures, options, plan_memory(figures, options, switched)
+
+    return make
+
+
+LAPTOP = (
+    "--device cuda --vram-limit-mib 8151 --ram-limit-mib 62000 --max-context 262144 --kv q4_0 --kv-resident 32768 "
+    "--prompt-cache 3 --vram-reserve-mib 590 --serve PROFILE DRAFT"
+)
+"""The settings of the measurements on an 8 GB card."""
+
+
+def test_the_8_gb_card_reads_in_short_chunks_and_with_the_alias_in_2048(planned):
+    _, _, plain = planned(LAPTOP)
+    assert plain.card.way == "borrowed" and 256 <= plain.card.layout.chunk <= 768
+    assert plain.card.free >= 590 * MIB
+    _, _, lent = planned(f"{LAPTOP} --prefill-head-alias --short-read 0")
+    assert (lent.card.way, lent.card.alias, lent.card.layout.chunk) == ("head alias", "exchange", 2048)
+    # the head's 417 MiB become slots, and come out of the reserve while tokens are generated
+    more = lent.card.slots.n_bytes - plain.card.slots.n_bytes
+    assert abs(more - 417 * MIB) < 4 * MIB
+    assert lent.card.free_reading >= 512 * MIB > plain.card.free - 417 * MIB > 0
+    assert lent.card.layout.lent > 0.85 * len(lent.card.slots)
+
+
+def test_a_12_gb_card_borrows_the_longest_chunk_and_the_alias_gains_nothing(planned):
+    line = LAPTOP.replace("8151", "12288")
+    _, _, plan = planned(f"{line} --prefill-head-alias --short-read 0")
+    assert (plan.card.way, plan.card.alias, plan.card.layout.chunk) == ("borrowed", "off", 8192)
+    assert plan.said == ("head alias: chunks of 8192 fit without it, so the head stays",)
+
+
+DESKTOP = (
+    "--device cuda --vram-limit-mib 32607 --ram-limit-mib 49152 --max-context 262144 --kv int8 --serve PROFILE DRAFT "
+    "--vram-reserve-mib 1536 --resident-experts --conversation-cache-mib 2048 --conversation-cache-slots 2"
+)
+"""The settings of the measurements on a 32 GB card."""
+
+
+def test_a_32_gb_card_with_a_given_cache_reads_in_own_buffers_and_keeps_no_copies_for_lent_slots(planned):
+    _, _, own = planned(f"{DESKTOP} --expert-cache 5400")
+    assert (own.card.way, own.card.layout.chunk, own.card.layout.lent) == ("own from spare memory", 8192, 0)
+    assert own.homes.lent_copies == 0
+    _, _, lending = planned(f"{DESKTOP} --expert-cache 5400", Switches(own=False))
+    assert (lending.card.way, len(lending.card.slots)) == ("borrowed", len(own.card.slots))
+    assert lending.card.layout.lent > 1000
+
+
+def test_a_32_gb_card_with_an_auto_cache_borrows_with_and_without_the_own_planner(planned):
+    _, _, plan = planned(DESKTOP)
+    _, _, without = planned(DESKTOP, Switches(own=False))
+    assert plan.card.way == without.card.way == "borrowed"
+    assert len(plan.card.slots) == len(without.card.slots)
+    assert 8_000 < len(plan.card.slots) < 12_000
+    # 4.75 GiB of RAM stay beside the experts, of which 2 GiB are the parked conversations'
+    free = next(line for line in plan.lines if line.what == "free" and line.place == "RAM")
+    assert free.n_bytes >= 2816 * MIB and "2.75 GiB" in free.note
+
+
+def test_a_card_that_holds_everything_has_no_experts_in_ram(planned):
+    _, _, plan = planned("--device cuda --vram-limit-mib 143771 --ram-limit-mib 65536 --max-context 32768")
+    assert len(plan.card.slots) == 24_576 and plan.homes.missing == 0
+    assert [line.n_bytes for line in plan.lines if line.what == "experts"] == [0]
+    assert any(line.what == "n-gram table" and line.place == "VRAM" for line in plan.lines)
+    assert plan.shortfalls == ()
+
+
+@pytest.mark.parametrize("extra", ["", "--batch 4", "--batch 3 SLOTS", "--ple-io vram", "--mmap-experts"])
+@pytest.mark.parametrize("vram", [8151, 12_288, 32_607, 90_000])
+def test_the_lines_of_a_place_add_up_to_what_is_there(planned, vram, extra):
+    line = f"--device cuda --vram-limit-mib {vram} --ram-limit-mib 49152 --max-context 16384 --kv int8 PROFILE DRAFT"
+    figures, _, plan = planned(f"{line} {extra}")
+    for place, memory in (("VRAM", figures.vram), ("RAM", figures.ram)):
+        assert sum(line.n_bytes for line in plan.lines if line.place == place) == memory.free
+    assert all(line.n_bytes >= 0 for line in plan.lines)
+
+
+def test_an_arena_that_does_not_fit_is_said_and_the_file_is_read_instead(planned):
+    figures, options, plan = planned("--device cuda --vram-limit-mib 8151 --ram-limit-mib 32768")
+    assert plan.homes.source == "mapped"
+    assert "--resident-experts keeps copies" in plan.said[0]
+    short = next(short for short in plan.shortfalls if short.what == "experts in RAM")
+    advice = advise(figures, options, PLAIN, plan)[short]
+    assert advice[0].option == "--resident-experts" and advice[0].got > 10_000
+
+
+def test_resident_cpu_experts_that_do_not_fit_are_refused(planned):
+    with pytest.raises(
+        DoesNotFit, match=r"--resident-cpu-experts: .* of experts do not fit .*; use --resident-experts"
+    ):
+        planned("--device cuda --vram-limit-mib 8151 --ram-limit-mib 32768 --resident-cpu-experts")
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("--vram-limit-mib 3000", "--max-context 4096: one conversation takes 0.44 GiB, 0.00 MiB are left"),
+        ("--vram-limit-mib 8151 --max-context 262144", "--max-context 262144: one conversation takes"),
+        ("--vram-limit-mib 8151 --prefill-head-alias", "--prefill-head-alias: needs --serve"),
+        ("--vram-limit-mib 8151 --prefill-head-alias --serve --short-read 0", "--prefill-head-alias: needs --mtp"),
+        (
+            "--vram-limit-mib 8151 --prefill-head-alias --serve --short-read 0 DRAFT",
+            "--prefill-head-alias: needs --expert-",
+        ),
+        (
+            "--vram-limit-mib 8151 --prefill-head-alias --serve PROFILE DRAFT",
+            "--prefill-head-alias: excludes --short-read 64",
+        ),
+        (
+            "--vram-limit-mib 8151 --prefill-head-alias --serve --short-read 0 PROFILE DRAFT --batch 2",
+            "--prefill-head-alias: excludes --batch 2",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_limit_and_the_remedy(planned, line, what):
+    with pytest.raises(DoesNotFit) as refused:
+        planned(f"--device cuda --ram-limit-mib 65536 {line}")
+    assert str(refused.value).startswith(what) and "; " in str(refused.value)
+
+
+APPLIED = (
+    "--max-context 16384 --kv int8 --batch 3 --vram-limit-mib 8151 --ram-limit-mib 49152 --device cuda",
+    LAPTOP,
+    "--max-context 8192 --vram-limit-mib 7000 --ram-limit-mib 30000 --device cuda PROFILE DRAFT --prompt-cache 5",
+)
+
+
+@pytest.mark.parametrize("line", APPLIED)
+def test_advice_that_is_followed_gives_what_it_promised(planned, line):
+    figures, options, plan = planned(line)
+    advised = advise(figures, options, PLAIN, plan)
+    assert set(advised) == set(plan.shortfalls) and any(advised.values())
+    for short, advice in advised.items():
+        for one in advice:
+            assert one.got > short.got
+            words = one.option.replace("FILE", "").replace("--expert-profile", "PROFILE")
+            if one.option.startswith("without "):
+                left_out = one.option.split()[1]
+                changed = line.replace("DRAFT", "") if left_out == "--mtp" else line.replace("--batch 3", "")
+            else:
+                changed = f"{line} {words}"
+            if "--prefill-head-alias" in words:
+                changed = f"{changed} --serve"
+            _, _, other = planned(changed)
+            found = next((each.got for each in other.shortfalls if each.what == short.what), short.wanted)
+            assert found == one.got, one
+
+
+def test_doing_without_a_thing_is_no_advice_for_it(planned):
+    figures, options, plan = planned(APPLIED[0])
+    for short, advice in advise(figures, options, PLAIN, plan).items():
+        named = " ".join(one.option for one in advice)
+        assert not (short.what == "batch slots" and "--batch" in named)
+        assert not (short.what == "checkpoints" and "--prompt-cache" in named)
+
+
+def test_json_says_the_same_as_the_table(pack):
+    line = f"--plan --pack {pack.path} --device cuda --vram-limit-mib 12288 --ram-limit-mib 65536"
+    options = fitted(parse(line.split()), pack.spec)
+    text = plan_text(pack, options, {})
+    found = json.loads(plan_text(pack, msgspec.structs.replace(options, json=True), {}))
+    for each in found["lines"]:
+        assert f"{each['what']} " in text and f"{each['bytes'] / MIB:,.0f}" in text
+    assert f"{found['expert_cache']['slots']} of 24576 experts" in text
+    for short in found["shortfalls"]:
+        assert all(f"{one['option']}: {one['got']}" in text for one in short["advice"])
+    assert max(map(len, text.splitlines())) < 140
+
+
+def test_the_host_plans_its_ram_and_says_when_the_file_does_not_fit(planned):
+    figures, _, plan = planned("--ram-limit-mib 32768 --serve --conversation-cache-mib 1000 --batch 2")
+    assert figures.vram is None and plan.card is None and plan.slots.n_slots == 2
+    assert sum(line.n_bytes for line in plan.lines) == figures.ram.free
+    assert [short.what for short in plan.shortfalls] == ["weights in RAM"]
+    with pytest.raises(DoesNotFit, match=r"one conversation takes .*; use a smaller context"):
+        planned("--ram-limit-mib 1000 --max-context 262144")
+
+
+def test_the_environment_changes_the_plan_and_nonsense_does_not():
+    assert switches({}) == Switches()
+    given_all = {
+        "STRATA_PREFILL_OWN_AUTO": "0",
+        "STRATA_PREFILL_LEND_PCT": "50",
+        "STRATA_RESIDENT_HEADROOM_GIB": "4.75",
+    }
+    assert switches(given_all) == Switches(False, 50, 4864 * MIB)
+    nonsense = dict.fromkeys(given_all, "x") | {"STRATA_PREFILL_OWN_AUTO": ""}
+    assert switches(nonsense) == Switches()
+    assert switches({"STRATA_PREFILL_LEND_PCT": "101", "STRATA_RESIDENT_HEADROOM_GIB": "-1"}) == Switches()
+
+
+def test_files_that_cannot_be_read_are_refused_by_their_option(pack, full_draft):
+    def refusal(line: str) -> str:
+        options = fitted(
+            parse(f"--plan --pack {pack.path} --device cuda --vram-limit-mib 9000 {line}".split()), pack.spec
+        )
+        with pytest.raises(Refused) as refused:
+            gather(pack, options)
+        return str(refused.value)
+
+    assert refusal(f"--expert-profile {full_draft}").startswith("--expert-profile: ")
+    assert refusal("--expert-profile /nowhere.strp").startswith("--expert-profile: /nowhere.strp: No such file")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    vram=st.integers(5_000, 90_000),
+    more=st.integers(1, 8_000),
+    context=st.sampled_from([1000, 4096, 32_768, 262_144]),
+    kv=st.sampled_from(["fp32", "int8", "q4_0"]),
+    profile=st.sampled_from(["", "PROFILE"]),
+    reserve=st.sampled_from(["", "--vram-reserve-mib 0", "--vram-reserve-mib 900"]),
+    prefill=st.sampled_from(["", "--prefill 2048"]),
+)
+def test_a_larger_card_reads_at_least_as_long_chunks_and_holds_as_many_experts(
+    planned, vram, more, context, kv, profile, reserve, prefill
+):
+    line = f"--device cuda --ram-limit-mib 65536 --max-context {context} --kv {kv} --prompt-cache 0 {profile} {reserve}"
+    try:
+        _, _, plan = planned(f"{line} {prefill} --vram-limit-mib {vram}")
+    except DoesNotFit:
+        return
+    _, _, larger = planned(f"{line} {prefill} --vram-limit-mib {vram + more}")
+    assert larger.card.layout.chunk >= plan.card.layout.chunk
+    assert len(larger.card.slots) >= len(plan.card.slots)
+    assert plan.card.free >= 0
+
+
+def test_streamed_keys_and_values_move_from_vram_to_ram(planned):
+    line = "--device cuda --vram-limit-mib 32607 --ram-limit-mib 65536 --max-context 262144 --kv int8"
+    _, _, whole = planned(line)
+    _, _, streamed = planned(f"{line} --kv-resident 32768")
+    taken = {
+        name: next(line.n_bytes for line in plan.lines if line.what == "slots")
+        for name, plan in (("w", whole), ("s", streamed))
+    }
+    assert taken["s"] < taken["w"] / 3
+    assert next(line.n_bytes for line in streamed.lines if line.what == "keys and values") > 3 * GIB
