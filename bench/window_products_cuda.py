@@ -56,24 +56,26 @@ MODULES = (arguments, product, mixture)
 """Modules that ask for kernels."""
 
 WAYS = (
+    RowTuning(bulk=False),
+    RowTuning(warps=24),
     RowTuning(warps=20),
+    RowTuning(warps=16),
     RowTuning(warps=12),
-    RowTuning(warps=24, depth=1),
+    RowTuning(depth=1),
+    RowTuning(lanes=1),
     RowTuning(lanes=1, depth=1),
-    RowTuning(lanes=2, depth=1),
-    RowTuning(summers=2),
+    RowTuning(terms_room=16 << 10),
+    RowTuning(terms_room=64 << 10),
     RowTuning(piece_room=6 << 10),
-    RowTuning(piece_room=24 << 10),
 )
 """Of one row and of experts."""
-TABLE_WAYS = tuple(RowTuning(table_room=k << 10) for k in (1, 8, 16, 64))
+TABLE_WAYS = tuple(RowTuning(table_room=k << 10) for k in (16, 32, 64))
 """Of experts, beside WAYS: copies of the table of IQ3_S."""
 WINDOW_WAYS = (
-    Tuning(row=RowTuning(warps=16)),
-    Tuning(row=RowTuning(warps=12)),
-    Tuning(row=RowTuning(warps=24, depth=1)),
-    Tuning(row=RowTuning(piece_room=24 << 10)),
-    Tuning(row=RowTuning(piece_room=24 << 10, terms_room=120 << 10, depth=1)),
+    Tuning(together=False, row=RowTuning(bulk=False)),
+    Tuning(together=False, row=RowTuning(warps=12)),
+    Tuning(together=False, row=RowTuning(spans=1)),
+    Tuning(together=False, row=RowTuning(spans=5)),
 )
 """Of several rows."""
 KERNELS = (Tuning(together=False), Tuning(together=True))

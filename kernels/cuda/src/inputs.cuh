@@ -1,16 +1,21 @@
 // What the items of a block read beside weights, in shared memory: activations, their scales and sums, the type's table.
 //
-// Activations lie item by item, in the order that the items want. Needs items.cuh, quantize.cuh, strips.cuh and, of an
-// item: SPANS, INPUT and SUM_ITEM (bytes and sums from one to the next), NEEDS_SUMS, PER_SPAN, and its type I.
+// Activations lie item by item, in the order that the items want, a row's first ones behind it again (turns.cuh). Needs
+// items.cuh, quantize.cuh, segments.cuh and product_row.cu's constants of an item.
 #pragma once
 
 DEVICE void store_input(const Arguments& a, u8* shared, int row, int o, uint2 words, float d, int group_sum) {
     const int span = o >> 2, u = o & 3, item = span / SPANS, s = span - item * SPANS;
-    *(uint2*)(shared + row * a.input_pitch + item * INPUT + 32 * s + 8 * u) = words;
-    if (u == 0) ((float*)(shared + a.at_scales))[row * a.scale_pitch + span] = d;
+    const bool twice = item < EXTRA;
+    u8* to = shared + row * INPUT_PITCH + item * INPUT + 32 * s + 8 * u;
+    *(uint2*)to = words;
+    if (twice) *(uint2*)(to + ITEMS * INPUT) = words;
+    if (u == 0) ((float*)(shared + a.at_scales))[row * SCALE_PITCH + span] = d;
     if (NEEDS_SUMS && u < PER_SPAN) {
-        int* sums = (int*)(shared + a.at_sums) + row * a.sum_pitch + item * SUM_ITEM + s * PER_SPAN + u;
-        *sums = F::OFFSET ? __float_as_int((float)group_sum) : group_sum;
+        int* sums = (int*)(shared + a.at_sums) + row * SUM_PITCH + item * SUM_ITEM + s * PER_SPAN + u;
+        const int sum = F::OFFSET ? __float_as_int((float)group_sum) : group_sum;
+        *sums = sum;
+        if (twice) sums[ITEMS * SUM_ITEM] = sum;
     }
 }
 
@@ -49,33 +54,36 @@ DEVICE void quantize_to_shared(const Arguments& a, u8* shared, int number, int o
     put_octet(a, shared, number, octets, x, y, octet.d, there);
 }
 
-// Inputs as the items want them. The rows lie side by side; a warp takes 32 octets at a time and reads AHEAD times first.
-DEVICE void inputs_to_shared(const Arguments& a, u8* shared, int inputs) {
-    enum { AHEAD = 4, FLOATS_AHEAD = COLUMNS == 1 ? 2 : 4, STEP = 32 * WARPS };
-    const int octets = a.cols / 8, total = inputs * octets, lane = threadIdx.x & 31;
-    for (int first = threadIdx.x & ~31; first < total; first += (a.x ? FLOATS_AHEAD : AHEAD) * STEP) {
+// Rows begin + 0, 1, ... rows - 1 of the inputs as the items want them, by `threads` threads of which this is number
+// `thread`: whole warps. The rows lie side by side; a warp takes 32 octets at a time and reads AHEAD times first.
+DEVICE void inputs_to_shared(const Arguments& a, u8* shared, int begin, int rows, int thread, int threads) {
+    enum { AHEAD = 4, FLOATS_AHEAD = COLUMNS == 1 ? 2 : 4 };
+    const int octets = ITEMS * SPANS * 4, total = rows * octets, lane = threadIdx.x & 31;
+    const long long before = (long long)begin * octets;
+    for (int first = thread & ~31; first < total; first += (a.x ? FLOATS_AHEAD : AHEAD) * threads) {
         if (a.x) {
             float v[FLOATS_AHEAD][8];
 #pragma unroll
             for (int k = 0; k < FLOATS_AHEAD; k++)
-                if (first + k * STEP < total) load_octet(v[k], a.x + 8ll * min(first + k * STEP + lane, total - 1));
+                if (first + k * threads < total) load_octet(v[k], a.x + 8 * (before + min(first + k * threads + lane, total - 1)));
 #pragma unroll
             for (int k = 0; k < FLOATS_AHEAD; k++) {
-                const int number = first + k * STEP + lane;
-                if (first + k * STEP < total) quantize_to_shared(a, shared, min(number, total - 1), octets, v[k], number < total);
+                const int number = first + k * threads + lane;
+                if (first + k * threads < total)
+                    quantize_to_shared(a, shared, min(number, total - 1), octets, v[k], number < total);
             }
         } else {
             uint2 q[AHEAD];
             float d[AHEAD];
 #pragma unroll
             for (int k = 0; k < AHEAD; k++) {
-                const int number = min(first + k * STEP + lane, total - 1);
-                if (first + k * STEP < total) q[k] = ((const uint2*)a.q)[number], d[k] = a.d[number >> 2];
+                const long long number = before + min(first + k * threads + lane, total - 1);
+                if (first + k * threads < total) q[k] = ((const uint2*)a.q)[number], d[k] = a.d[number >> 2];
             }
 #pragma unroll
             for (int k = 0; k < AHEAD; k++) {
-                const int number = first + k * STEP + lane;
-                if (first + k * STEP < total)
+                const int number = first + k * threads + lane;
+                if (first + k * threads < total)
                     put_octet(a, shared, min(number, total - 1), octets, q[k].x, q[k].y, d[k], number < total);
             }
         }

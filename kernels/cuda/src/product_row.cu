@@ -1,27 +1,25 @@
 // The product of quantised weights with the rows of a window. Order of summation: ops.py, `product`.
 //
-// A block owns the same range of weight rows of every *source*: of each matrix, or of the expert of each pair (row, rank); a
-// pair is a source of its own, with one row of activations. The rows of a source are cut into *strips*, a strip by columns
-// into *pieces*, a piece into *items* of some spans of a row. Warps take the items of all pieces in turns, bring their bytes
-// to shared memory by asynchronous copies DEPTH - 1 turns ahead, and put their terms into a table of the piece
-// (turn_items.cuh, turn_matrix.cuh). When the piece is there, one of the SUMMERS adds its terms, a lane CHAINS sums, in the
-// order of the row; it has the pieces of a strip one after the other. So the order is that of the row, whatever the launch.
+// The rows of all *sources* - matrices, or the expert of each pair (row, rank) - lie side by side, and a block has an equal
+// part of them: a few *segments* (segments.cuh), cut into *strips* of some rows, a strip into *turns* (turns.cuh). Warps take
+// the turns one after the other, bring their bytes to shared memory DEPTH turns ahead (bulk.cuh), and put their terms into a
+// table of the strip. The warp whose turn is the last of a strip to end adds its terms, a lane a sum, in the order of the
+// row: nobody waits, except for a place in the table when the block has more strips than fit. So the order is that of the
+// row, whatever the launch.
 //
-// Constants: TYPE a format, SPANS of an item, COLUMNS (1, 2, 4, 8) for the rows of activations, TALL rows of a turn (0 for 1
-// or 2 columns), PITCH of a stage, PARTS lanes that share an item, WARPS of a block, SUMMERS of them, CHAINS, DEPTH, blocks
-// that a multiprocessor's registers hold (BESIDE), COPIES of the type's table, ALIGNED = 1 when every block begins at a multiple of 16, and MODE:
-//   DENSE    several matrices of one type with the same rows; out (n, rows) each
+// Constants: TYPE a format, SPANS of an item, ITEMS of a row, COLUMNS (1, 2, 4, 8) for the rows of activations, PARTS lanes
+// that share an item, WARPS of a block, DEPTH, BULK copies, blocks that a multiprocessor's registers hold (BESIDE), COPIES of the type's
+// table, ALIGNED = 1 when every block of weights begins at a multiple of 16, and MODE:
+//   DENSE    several matrices of one type with the same rows of activations; out (n, rows) each
 //   GATE_UP  out = silu(gate x) * (up x): of experts (pairs, rows), or of two matrices (n, rows)
 //   DOWN     experts, the pairs' own inputs; out (n, rows) = weighted sum in rank order, from 0
 //   PAIRS    experts, one matrix; out (pairs, rows): for gate and up of different types
-// Pairs go by their expert, so that those with the same one read its weights about the same time. An expert without an
-// address is skipped; DOWN then takes the pair's output from `given`.
+// An expert without an address is skipped; DOWN then takes the pair's output from `given`.
 #include "device.cuh"
 #include "formats.cuh"
 #include "items.cuh"
 #include "quantize.cuh"
-#include "gate.cuh"
-#include "strips.cuh"
+#include "bulk.cuh"
 
 typedef TYPE F;
 #if COLUMNS == 1
@@ -29,26 +27,34 @@ typedef Item<F> I;
 #else
 typedef Plain<F> I;
 #endif
+#define ODD_QUADS(words) ((((words) + 3) / 4 | 1) * 4)
 enum {
-    WORKERS = WARPS - SUMMERS,
     ITEM_BYTES = SPANS * 32 / F::BLOCK * F::BYTES,
     ITEM_TERMS = SPANS * I::PER,
     NEEDS_SUMS = F::OFFSET || I::FOLD,
     PER_SPAN = 32 / F::GROUP,
-    // From item to item in a row of inputs (bytes), of their sums, of terms: odd numbers of 16 bytes spread the banks.
+    // From item to item in a row of inputs (bytes), of their sums, of terms: odd numbers of 16 bytes spread the banks. Of
+    // terms twice as many do well enough: they are written once.
     INPUT = 32 * SPANS + 16,
     SUM_ITEM = SPANS * PER_SPAN % 4 ? SPANS * PER_SPAN : (SPANS * PER_SPAN / 4 | 1) * 4,
-    TERM_ITEM = ITEM_TERMS % 4 ? ITEM_TERMS : (ITEM_TERMS / 4 | 1) * 4,
-    MOST_REGIONS = 16,
-    SUMS = MODE == GATE_UP ? 16 : 32  // of a summer, for each half
+    TERM_ITEM = ITEM_TERMS % 16 ? ITEM_TERMS : ITEM_TERMS + 4,
+    EXTRA = ITEMS > 8 && ITEMS % 8 ? 7 : 0,  // items that lie behind a row of inputs once more (turns.cuh)
+    // From row to row.
+    INPUT_PITCH = (ITEMS + EXTRA) * INPUT,
+    SUM_PITCH = ODD_QUADS((ITEMS + EXTRA) * SUM_ITEM),
+    SCALE_PITCH = ODD_QUADS(ITEMS * SPANS),
+    TERM_PITCH = ODD_QUADS(ITEMS * TERM_ITEM),
+    TURN_ITEMS = 32 / PARTS
 };
 
+#include "segments.cuh"
+#include "turns.cuh"
 #include "inputs.cuh"
-#if COLUMNS <= 2
-#include "turn_items.cuh"
-#else
-#include "turn_matrix.cuh"
-#endif
+
+enum {
+    SUMS = MODE == GATE_UP ? 16 : 32,  // of a strip, for each half
+    SUMMED = 1 << 30                   // of a strip's turns: it is done
+};
 
 // Terms of an item's row, all or half of them, and the scales of their activations.
 struct Terms {
@@ -76,152 +82,147 @@ struct Terms {
     }
 };
 
-// The sums of a lane over the items of a piece, each in the order of its row. One sum waits for itself, so its next terms
-// are read meanwhile; several go on in turn.
-DEVICE void add_items(float (&sum)[CHAINS], const float* const (&terms)[CHAINS], const float* const (&scales)[2], int items) {
+// A sum over the items of a row, in their order. It waits for itself, so its next terms are read meanwhile.
+DEVICE float add_items(const float* terms, const float* scales, int items) {
     const int count = items * Terms::PARTS_OF_ITEM;
-    if (CHAINS == 1) {
-        Terms next;
-        next.load(terms[0], scales[0], 0);
+    float sum = 0.0f;
+    Terms next;
+    next.load(terms, scales, 0);
 #pragma unroll 2
-        for (int i = 1; i <= count; i++) {
-            const Terms now = next;
-            if (i < count) next.load(terms[0], scales[0], i);
+    for (int i = 1; i <= count; i++) {
+        const Terms now = next;
+        if (i < count) next.load(terms, scales, i);
 #pragma unroll
-            for (int k = 0; k < Terms::ALL; k++) sum[0] = fmaf(now.t[k], now.d[k / I::PER], sum[0]);
-        }
-        return;
+        for (int k = 0; k < Terms::ALL; k++) sum = fmaf(now.t[k], now.d[k / I::PER], sum);
     }
-#pragma unroll 1
-    for (int i = 0; i < count; i++) {
-        Terms now[CHAINS];
-#pragma unroll
-        for (int c = 0; c < CHAINS; c++) now[c].load(terms[c], scales[c & 1], i);
-#pragma unroll
-        for (int k = 0; k < Terms::ALL; k++)
-#pragma unroll
-            for (int c = 0; c < CHAINS; c++) sum[c] = fmaf(now[c].t[k], now[c & 1].d[k / I::PER], sum[c]);
-    }
+    return sum;
 }
 
-DEVICE void finish(const Arguments& a, const Out& out, float sum, int half, int r, int column) {
+// The sums of a strip whose terms are there, to where they go.
+DEVICE void add_strip(const Arguments& a, const u8* shared, const Turn& turn, const Segment& segment, const float* terms) {
+    const int lane = threadIdx.x & 31, half = MODE == GATE_UP ? lane >> 4 : 0, i = lane % SUMS;
+    const int r = i / COLUMNS, column = i % COLUMNS, row = turn.input + min(column, COLUMNS > 1 ? a.n - 1 : 0);
+    const float* own = terms + (half * a.strip * COLUMNS + min(i, turn.rows * COLUMNS - 1)) * TERM_PITCH;
+    const float sum = add_items(own, (const float*)(shared + a.at_scales) + row * SCALE_PITCH, (int)ITEMS);
     const float up = MODE == GATE_UP ? __shfl_down_sync(~0u, sum, 16) : 0.0f;
-    if (r >= out.rows || half || (COLUMNS > 1 && column >= a.n)) return;
-    float* to = out.to + (COLUMNS > 1 ? (long long)column * out.pitch + r : r);
+    if (r >= turn.rows || half || (COLUMNS > 1 && column >= a.n)) return;
+    float* to = segment.out + turn.before + r + (COLUMNS > 1 ? (long long)column * segment.pitch : 0);
     if (MODE == GATE_UP) *to = silu_f32(sum) * up;
     else *to = MODE == DENSE && a.join ? fmaf(sigmoid_f32(a.join[column]), sum, *to) : sum;
 }
 
-// One of the SUMMERS adds every SUMMERS-th strip, piece by piece; a lane CHAINS of its sums. `strips` of the block.
-DEVICE void add_strips(const Arguments& a, const u8* shared, const Tables& tables, Gate* gates, int strips, int summer) {
-    const int lane = threadIdx.x & 31, half = MODE == GATE_UP ? lane >> 4 : 0, most = a.strip * COLUMNS;
-    for (int strip = summer; strip < (a.parts > 1 ? (strips + SUMMERS - 1) / SUMMERS * SUMMERS : strips); strip += SUMMERS) {
-        const bool there = strip < strips;
-        const Strip own = tables.strips[HALVES * (there ? strip : 0)];
-        const float* scales[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int row = own.input + min(column_of_sum(lane % SUMS, i), COLUMNS > 1 ? a.n - 1 : 0);
-            scales[i] = (const float*)(shared + a.at_scales) + row * a.scale_pitch;
-        }
-        float sum[CHAINS] = {};
-        for (int part = 0; part < a.parts; part++) {
-            const int piece = piece_of(a, strip, part), turn = divide(piece, a.regions, a.region_inverse);
-            const int region = piece - turn * a.regions, first = part * a.part_items;
-            gate_wait_read(&gates[region], turn);  // also by those who read nothing: the readings are counted in turn
-            if (there) {
-                const float* terms[CHAINS];
-#pragma unroll
-                for (int c = 0; c < CHAINS; c++) {
-                    const int at = min(place_of_sum(a, row_of_sum(lane % SUMS, c), lane % SUMS, c), most - 1);
-                    terms[c] = (const float*)(shared + a.at_terms) + ((region * HALVES + half) * most + at) * a.term_pitch;
-                }
-                gate_wait_full(&gates[region], turn, ARRIVALS * a.turns);
-                const float* const of[2] = {scales[0] + first * SPANS, scales[1] + first * SPANS};
-                add_items(sum, terms, of, min(a.part_items, a.items - first));
-                __syncwarp();
-            }
-            if (lane == 0) gate_read(&gates[region]);
-        }
-        if (!there) return;
-#pragma unroll
-        for (int c = 0; c < CHAINS; c++)
-            finish(a, tables.outs[strip], sum[c], half, row_of_sum(lane % SUMS, c), column_of_sum(lane % SUMS, c & 1));
-    }
-}
-
-// The pairs of the block's rows joined in rank order.
-DEVICE void join_rows(const Arguments& a, const int* keys, const float* y) {
-    const int rows = a.matrix[0].rows, begin = first_row(rows, blockIdx.x), own = first_row(rows, blockIdx.x + 1) - begin;
-    for (int i = threadIdx.x; i < own * a.n; i += 32 * WARPS) {
-        const int token = i / own, r = i - token * own;
+// The pairs of the block's outputs joined in rank order.
+DEVICE void join_pairs(const Arguments& a, const int* keys, const float* y) {
+    const int rows = a.matrix[0].rows;
+    const Share share(a.n * rows);
+    const int first = share.begin / rows;
+    for (int i = threadIdx.x; i < share.end - share.begin; i += 32 * WARPS) {
+        const int at = share.begin + i, token = at / rows, r = at - token * rows;
         float acc = 0.0f;
         for (int k = 0; k < a.used; k++) {
             const int p = token * a.used + k;
-            const float own_y = keys[p] != SKIPPED ? y[p * own + r] : a.given[(long long)p * rows + begin + r];
-            acc = fmaf(a.weights[p], own_y, acc);
+            const bool there = keys[p - first * a.used] != SKIPPED;
+            const float own = there ? y[k * share.each + i] : a.given[(long long)p * rows + r];
+            acc = fmaf(a.weights[p], own, acc);
         }
-        const long long at = (long long)token * rows + begin + r;
         a.matrix[0].out[at] = a.beside ? fmaf(sigmoid_f32(a.join[token]), a.beside[at], acc) : acc;
     }
 }
 
+// Everything that a turn needs beside its weights: with the work found by warp 0 meanwhile, or before by all warps.
+DEVICE void prepare_inputs(const Arguments& a, u8* shared, int first_warp) {
+    int begin = 0, rows = a.n;
+    if (MODE == DOWN) {
+        const Tokens tokens(Share(a.n * a.matrix[0].rows), a.matrix[0].rows);
+        begin = tokens.first * a.used, rows = tokens.count * a.used;
+    }
+    inputs_to_shared(a, shared, begin, rows, (int)threadIdx.x - 32 * first_warp, 32 * (WARPS - first_warp));
+}
+
+// What other warps of the block have written is there, and what this one has.
+DEVICE void share_block() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
+
+// Until a strip is summed: its place in the table is then free.
+DEVICE void wait_summed(const u32* arrived) {
+    u32 seen;
+    do asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(seen) : "r"((u32)__cvta_generic_to_shared(arrived)) : "memory");
+    while (seen != SUMMED);
+}
+
 KERNEL __launch_bounds__(32 * WARPS, BESIDE) void product_row(PARAMETER Arguments a) {
     extern __shared__ __align__(16) u8 shared[];
-    __shared__ Gate gates[MOST_REGIONS];
-    __shared__ int count;
-    enum { STEP = AT_ONCE * WORKERS };
+    __shared__ Found found;
+    __shared__ u64 barriers[BULK ? WARPS * DEPTH : 1];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const Tables tables{(Strip*)(shared + a.at_strips), (Out*)(shared + a.at_outs), (int*)(shared + a.at_keys),
-                        (float*)(shared + a.at_y)};
-    if (threadIdx.x < a.regions) gate_init(&gates[threadIdx.x], ARRIVALS * a.turns);
-    if (threadIdx.x == 0) count = 0;
+    const bool picks = (MODE == GATE_UP && a.ids) || MODE == PAIRS;  // they say which weights; of DOWN they are older than the kernel before
+    Segment* const segments = (Segment*)(shared + a.at_segments);
+    u32* const arrived = (u32*)(shared + a.at_arrived);  // turns of each strip
+    Finder finder{a, segments, (int*)(shared + a.at_keys), (float*)(shared + a.at_y), {}};
     if (a.early) next_may_come();
-    else if ((MODE == GATE_UP && a.ids) || MODE == PAIRS) inputs_ready();  // the picks say which weights
-    find_strips(a, tables, &count);  // DOWN: the picks are older than the kernel before
+    const Runs runs(barriers + (BULK ? warp * DEPTH : 0));
+    for (int i = threadIdx.x; i < a.strips; i += 32 * WARPS) arrived[i] = 0;
+    if (picks) {
+        table_to_shared(shared + a.at_grid);
+        if (!a.early) inputs_ready();
+    }
+    if (warp == 0) finder.find(&found);
+    else if (picks) prepare_inputs(a, shared, 1);
     __syncthreads();
-    const int strips = count, all = pieces_of(a, strips) * (ARRIVALS * a.turns);
 
+    const int all = found.turns;
     u8* const stages = shared + a.at_stages + warp * (DEPTH * STAGE);
-    const bool worker = warp < WORKERS;
-    int number = first_number(warp, lane);
-    auto load = [&](int number, int stage) {
-        if (number < all) load_turn(a, tables.strips, strips, stages + stage * STAGE, number, lane);
-        copies_commit();
-    };
-    if (worker) {
-#pragma unroll
-        for (int i = 0; i < DEPTH; i++) load(number + i * STEP, i);
-    }
-    table_to_shared(shared + a.at_grid);
-    if ((MODE == DENSE || (MODE == GATE_UP && !a.ids) || MODE == DOWN) && !a.early) inputs_ready();
-    inputs_to_shared(a, shared, MODE == DOWN ? a.n * a.used : a.n);
-    __syncthreads();
-
-    if (!worker) {
-        add_strips(a, shared, tables, gates, strips, warp - WORKERS);
-    } else {
-        const int copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES;
-        const Grid grid{shared + a.at_grid + copy * (F::LOOK == WORD ? 4 : 8)};
-        int stage = 0;
-        for (int first = AT_ONCE * warp; first < all; first += STEP, number += STEP) {
-            copies_wait<DEPTH - 1>();
-            __syncwarp();
-            const Turn turn(a, tables.strips, strips, min(number, all - 1));
-            const int filling = divide(turn.piece, a.regions, a.region_inverse), region = turn.piece - filling * a.regions;
-            multiply_turn(a, shared, turn, stages + stage * STAGE, grid, region, lane, number < all, [&] {
-                if (filling > 0) gate_wait_read(&gates[region], filling);
-            });
-            __syncwarp();  // the terms are there, and the stage is free
-            if (ends_turn(lane) && number < all) gate_filled(&gates[region]);
-            load(number + DEPTH * STEP, stage);
-            stage = stage + 1 == DEPTH ? 0 : stage + 1;
+    int load_segment = 0, own_segment = 0;
+    auto load = [&](int number, u32 run) {
+        if (number < all) {
+            const Turn turn(a, segments, load_segment, number);
+            const int shift = turn.shift(), bytes = (shift + turn.items() * ITEM_BYTES + 15) & ~15;
+            runs.begin<STAGE>(run, stages + run % DEPTH * STAGE, turn.from - shift, bytes);
         }
-        copies_wait<0>();
+        runs.commit();
+    };
+#pragma unroll
+    for (int i = 0; i < DEPTH; i++) load(warp + i * WARPS, i);
+    if (!picks) {
+        table_to_shared(shared + a.at_grid);
+        if (!a.early) inputs_ready();
+        prepare_inputs(a, shared, 0);
+        __syncthreads();
     }
+
+    const int copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES;
+    const Grid grid{shared + a.at_grid + copy * (F::LOOK == WORD ? 4 : 8)};
+    u32 run = 0;
+    for (int number = warp; number < all; number += WARPS, run++) {
+        const Turn turn(a, segments, own_segment, number);
+        const int region = turn.strip - divide(turn.strip, a.regions, a.region_inverse) * a.regions;
+        float* terms = (float*)(shared + a.at_terms) + region * (HALVES * COLUMNS) * a.strip * TERM_PITCH;
+        if (turn.strip >= a.regions) wait_summed(arrived + turn.strip - a.regions);
+        runs.wait(run);
+        float* half = terms + turn.half * COLUMNS * a.strip * TERM_PITCH;
+        multiply_turn(a, shared, turn, stages + run % DEPTH * STAGE, grid, half, lane);
+        __syncwarp();  // the terms are there, and the stage is free
+        u32 before = 0;
+        if (lane == 0) {
+            share_block();
+            before = atomicAdd(arrived + turn.strip, 1u);
+        }
+        load(number + DEPTH * WARPS, run + DEPTH);
+        if (__shfl_sync(~0u, before, 0) + 1 == HALVES * turn.turns) {
+            share_block();
+            add_strip(a, shared, turn, segments[own_segment], terms);
+            __syncwarp();
+            if (lane == 0) {
+                share_block();
+                atomicExch(arrived + turn.strip, (u32)SUMMED);
+            }
+        }
+    }
+#if !BULK
+    copies_wait<0>();
+#endif
     if (a.early) inputs_ready();
     if (MODE == DOWN) {
         __syncthreads();
-        join_rows(a, tables.keys, tables.y);
+        join_pairs(a, finder.keys, finder.y);
     }
 }

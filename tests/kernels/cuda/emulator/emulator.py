@@ -44,6 +44,7 @@ FLAGS = (
 KERNEL = re.compile(r'extern\s+"C"\s+__attribute__\(\(visibility\("default"\)\)\)\s+void\s+(\w+)\s*\(')
 SHARED = re.compile(r"(extern\s+)?SHARED_MEMORY\s+(?:__attribute__\(\(aligned\(\d+\)\)\)\s*)?([^;]+);")
 REGISTERS = re.compile(r"^\{\s*(?:\.reg[^;]*;\s*)+")
+DOUBLE_COLON = re.compile(r'"[^"]*"|::')
 DECLARATOR = re.compile(r"(.*?)(\w+)\s*((?:\[.*\])?)$", re.DOTALL)
 
 
@@ -68,7 +69,8 @@ def _called_instructions(text: str) -> str:
         while depth:
             depth += (text[end] == "(") - (text[end] == ")")
             end += 1
-        template, *operands = _split(text[found.end() : end - 1].replace("::", ": :"), ":")
+        inside = DOUBLE_COLON.sub(lambda m: m[0] if m[0].startswith('"') else ": :", text[found.end() : end - 1])
+        template, *operands = _split(inside, ":")
         words = REGISTERS.sub("", template.strip('"')).split()
         name = re.sub(r"\W", "_", words[0].rstrip(";")) if words else "nothing"
         values = [operand[operand.index("(") :] for part in operands[:2] if part for operand in _split(part, ",")]

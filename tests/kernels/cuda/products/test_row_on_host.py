@@ -1,4 +1,4 @@
-"""Products with single rows of activations on the host's emulator of a card: the bits of the written order."""
+"""Products by product_row.cu on the host's emulator of a card: the bits of the written order."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ ROWS = [
     ("Q4_K", 40, 512, RowTuning()),
     ("IQ4_NL", 33, 640, RowTuning(terms_room=512, piece_room=256)),
     ("IQ3_S", 40, 1280, RowTuning(table_room=1)),
+    ("IQ3_S", 75, 2560, RowTuning(lanes=1, bulk=True)),
+    ("Q6_K", 40, 2304, RowTuning(bulk=True, depth=3)),
     ("IQ2_XS", 10, 512, RowTuning()),
     ("IQ2_XXS", 10, 512, RowTuning()),
     ("IQ1_M", 10, 512, RowTuning()),
@@ -45,12 +47,13 @@ ROWS = [
 ]
 
 
-def test_warps_that_leave_turns_of_a_table_out_do_not_overtake_it(host, host_loader, random_weight):
+@pytest.mark.parametrize("bulk", [False, True])
+def test_warps_that_are_ahead_do_not_overwrite_terms_that_are_not_added_yet(host, host_loader, random_weight, bulk):
     weights = [random_weight(name, 190, 512) for name in ("Q6_K", "Q6_K")]
     for order in (3, 4):
         host_loader.emulator.order = order
         for n, rooms in ((1, (700, 1400)), (8, (2400, 2400))):
-            dense(host, weights, n, RowTuning(warps=8, piece_room=rooms[0], terms_room=rooms[1]))
+            dense(host, weights, n, RowTuning(warps=8, piece_room=rooms[0], terms_room=rooms[1], bulk=bulk))
 
 
 @pytest.mark.parametrize("name, rows, cols, tuning", ROWS, ids=str)
@@ -67,7 +70,7 @@ WINDOWS = [
     ("Q5_K", 40, 1280, 7, RowTuning(piece_room=4096, terms_room=8192)),
     ("IQ4_NL", 33, 640, 4, RowTuning(terms_room=512, piece_room=256)),
     ("IQ3_S", 40, 1280, 8, RowTuning(depth=1)),
-    ("Q2_K", 33, 512, 8, RowTuning(summers=2)),
+    ("Q2_K", 33, 512, 8, RowTuning(bulk=True)),
     ("Q2_0", 33, 320, 6, RowTuning()),
     ("MXFP4", 9, 192, 2, RowTuning()),
 ]

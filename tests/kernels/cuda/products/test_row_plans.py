@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,24 +37,42 @@ def planned(job: tuple) -> tuple[RowPlan, list[int], str]:
 @given(jobs)
 def test_every_row_and_item_has_a_place_and_every_sum_a_lane(job):
     try:
-        plan, rows, mode = planned(job)
+        plan, _, mode = planned(job)
     except ValueError:
         return
     halves = 2 if mode == GATE_UP else 1
-    assert plan.warps > plan.summers >= 1
-    assert (plan.chains // 2 or 1) * plan.strip * plan.columns * halves <= plan.chains * LANES * (plan.chains // 2 or 1)
-    assert (plan.parts - 1) * plan.part_items < plan.items <= plan.parts * plan.part_items
-    if plan.tall:
-        assert plan.turns == plan.groups * plan.part_items
-        assert plan.groups * plan.tall >= plan.strip
-    else:
-        assert plan.columns <= row_plans.LANE_COLUMNS and plan.parts == plan.groups == 1
-        assert plan.turns * row_plans.UNIT >= plan.strip * plan.items
-    own = [-(-r // plan.blocks) for r in rows]
-    strips = sum(-(-r // plan.strip) for r in own)
-    assert strips * plan.parts * plan.turns * halves < MOST_TURNS
-    assert 1 <= plan.regions <= row_plans.MOST_REGIONS
+    assert plan.strip * plan.columns * halves <= LANES
+    assert plan.turns * LANES >= plan.strip * plan.items * plan.lanes
+    assert plan.strips * plan.turns * halves < MOST_TURNS
+    assert 1 <= plan.regions <= plan.strips
+    assert (
+        plan.items <= row_plans.NEIGHBOURS
+        or plan.items % row_plans.NEIGHBOURS == 0
+        or plan.extra >= row_plans.NEIGHBOURS - 1
+    )
+    assert 8 * plan.warps * plan.depth + 16 <= row_plans.STATIC
     assert plan.shared <= CARDS[job[0]].shared_block - row_plans.STATIC
+
+
+@given(jobs)
+def test_no_block_has_more_segments_or_strips_than_there_is_room_for(job):
+    try:
+        plan, rows, mode = planned(job)
+    except ValueError:
+        return
+    n, used = job[5], 0 if mode == DENSE else job[6]
+    times, sources = 1, rows
+    if mode == DOWN:
+        sources, times = rows * n, used
+    elif used:
+        sources = rows * (n * used)
+    each, ends = -(-sum(sources) // plan.blocks), [0, *accumulate(sources)]
+    room = (plan.at_arrived - plan.at_segments) // row_plans.SEGMENT - 1
+    for block in {0, 1, plan.blocks // 2, plan.blocks - 1}:
+        begin, end = each * block, min(each * (block + 1), ends[-1])
+        own = [min(end, b) - max(begin, a) for a, b in pairwise(ends) if min(end, b) > max(begin, a)]
+        assert len(own) * times <= room
+        assert sum(-(-r // plan.strip) for r in own) * times <= plan.strips
 
 
 @given(jobs, st.integers(0, MOST_TURNS - 1))
@@ -62,7 +82,7 @@ def test_a_division_by_an_inverse_is_exact(job, number):
     except ValueError:
         return
     entered = plan.arguments()
-    for name, by in (("item", plan.items), ("turn", plan.turns), ("part", plan.parts), ("region", plan.regions)):
+    for name, by in (("strip_turn", plan.strip_turns), ("region", plan.regions)):
         inverse = entered[f"{name}_inverse"] % (1 << 32)
         assert by == 1 or number * inverse >> 32 == number // by
 

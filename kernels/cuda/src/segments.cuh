@@ -1,0 +1,208 @@
+// The work of a block, found by its first warp, and the arguments of the kernel. Needs device.cuh, ITEMS, ITEM_BYTES and TURN_ITEMS.
+//
+// All rows of all sources lie side by side, and a block has an equal part of them: of few sources a *segment* each. Rows of
+// experts that several pairs have are taken in turn, row by row, so that a block reads them for all of these pairs. Of DOWN
+// the rows of a token's output lie side by side, each with the rows of all its pairs.
+#pragma once
+
+#define DENSE 0
+#define GATE_UP 1
+#define DOWN 2
+#define PAIRS 3
+#define MATRICES 8
+#define SKIPPED 0x7FFFFFFF
+
+struct Matrix {
+    const u8* data;
+    float* out;
+    int rows, last_tile;  // last_tile is not used here
+};
+
+struct Arguments {
+    Matrix matrix[MATRICES];  // GATE_UP of matrices: gate, up
+    const float* x;       // (inputs, cols), or null: then q, d as quantize.cu leaves them
+    const u8* q;
+    const float* d;
+    const float* join;    // DENSE: null, or (n,): out = fma(sigmoid(join[row]), y, out). DOWN: (n,), with `beside`
+    const u64* first;     // addresses of the experts' gate or down
+    const u64* second;    // of up
+    const int* ids;       // (n, used), or null: no experts
+    const float* weights;
+    const float* given;   // (n * used, rows), or null
+    const float* beside;  // DOWN: null, or (n, rows): out = fma(sigmoid(join[row]), beside, out) at the end
+    int early;            // works beside the kernel before it (intrinsics.cuh)
+    int n, used, matrices;
+    int strip;                    // rows of a strip at most
+    int turns;                    // of a full strip of one matrix
+    int strip_turns, strip_turn_inverse;  // of a full strip; inverses: 2^32 / divisor, rounded up
+    int strips;                   // of a block at most
+    int regions, region_inverse;  // strips that the table of terms holds
+    int at_scales, at_sums, at_keys, at_segments, at_arrived, at_terms, at_grid, at_stages, at_y;  // parts of shared memory, bytes
+};
+
+enum { HALVES = MODE == GATE_UP ? 2 : 1 };  // gate, then up
+
+DEVICE int divide(int a, int by, int inverse) { return by == 1 ? a : (int)__umulhi((u32)a, (u32)inverse); }
+
+DEVICE int turns_of(int items) { return (int)((u32)(items + TURN_ITEMS - 1) / TURN_ITEMS); }
+
+DEVICE int clamp(int x, int least, int most) { return min(max(x, least), most); }
+
+struct Segment {
+    const u8 *from, *second;  // its first row; of GATE_UP: of gate, of up
+    float* out;
+    int turn, strip;  // numbers of its first ones in the block
+    int rows, input;  // input: row of activations in shared memory
+    int pitch;        // of out, floats from one row of activations to the next
+};
+
+struct Found {
+    int segments, turns, strips;
+};
+
+// The block's part of `rows`.
+struct Share {
+    int each, begin, end;
+
+    DEVICE explicit Share(int rows) {
+        each = (int)(((u32)rows + gridDim.x - 1) / gridDim.x);
+        begin = min(each * (int)blockIdx.x, rows), end = min(begin + each, rows);
+    }
+};
+
+// DOWN: tokens of the block's outputs.
+struct Tokens {
+    int first, count;
+
+    DEVICE Tokens(const Share& share, int rows)
+        : first(share.begin / rows), count(share.end > share.begin ? (share.end - 1) / rows - first + 1 : 0) {}
+};
+
+struct Finder {
+    const Arguments& a;
+    Segment* segments;
+    int* keys;  // experts of pairs, SKIPPED where one is not there; behind them the addresses
+    float* y;   // DOWN: (used, outputs of the block)
+    Found found;
+
+    // Enter a segment a lane, of those with rows.
+    DEVICE void enter(Segment own) {
+        const int lane = threadIdx.x & 31;
+        const bool there = own.rows > 0;
+        const int strips = there ? (own.rows + a.strip - 1) / a.strip : 0, last = own.rows - (strips - 1) * a.strip;
+        const int turns = there ? (strips - 1) * a.strip_turns + HALVES * turns_of(last * ITEMS) : 0;
+        int all_turns = turns, all_strips = strips;
+#pragma unroll
+        for (int s = 1; s < 32; s *= 2) {
+            const int t = __shfl_up_sync(~0u, all_turns, s), u = __shfl_up_sync(~0u, all_strips, s);
+            if (lane >= s) all_turns += t, all_strips += u;
+        }
+        own.turn = found.turns + all_turns - turns, own.strip = found.strips + all_strips - strips;
+        const u32 mask = __ballot_sync(~0u, there);
+        if (there) segments[found.segments + __popc(mask & ((1u << lane) - 1))] = own;
+        found.segments += __popc(mask);
+        found.turns += __shfl_sync(~0u, all_turns, 31), found.strips += __shfl_sync(~0u, all_strips, 31);
+    }
+    DEVICE long long row_bytes() const { return ITEMS * ITEM_BYTES; }
+
+    DEVICE void matrices() {
+        const int m = threadIdx.x & 31;
+        int all = 0, before = 0;
+        for (int i = 0; i < a.matrices; i++) {
+            if (i == m) before = all;
+            all += a.matrix[i].rows;
+        }
+        const Share share(all);
+        Segment own{};
+        if (m < a.matrices) {
+            const Matrix& matrix = a.matrix[m];
+            const int from = clamp(share.begin - before, 0, matrix.rows);
+            own.rows = clamp(share.end - before, 0, matrix.rows) - from;
+            own.from = matrix.data + from * row_bytes(), own.out = matrix.out + from, own.pitch = matrix.rows;
+            if (MODE == GATE_UP) own.second = a.matrix[1].data + from * row_bytes();
+        }
+        enter(own);
+    }
+
+    enum { EACH = 4 };  // pairs of a lane at most
+
+    // The experts of pairs first + 0, 1, ... count - 1: keys, and addresses behind them.
+    DEVICE void read(int first, int count) {
+        const int lane = threadIdx.x & 31, padded = (count + 3) & ~3;
+        int e[EACH];
+        u64 gate[EACH], up[EACH];
+#pragma unroll
+        for (int k = 0; k < EACH; k++) e[k] = 32 * k + lane < count ? __ldcg(a.ids + first + 32 * k + lane) : -1;
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            gate[k] = e[k] >= 0 ? a.first[e[k]] : 0;
+            up[k] = MODE == GATE_UP && e[k] >= 0 ? a.second[e[k]] : 0;
+        }
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            const int p = 32 * k + lane;
+            if (p < padded) keys[p] = gate[k] ? e[k] : SKIPPED, gates(count)[p] = gate[k], ups(count)[p] = up[k];
+        }
+        __syncwarp();
+    }
+    DEVICE u64* gates(int count) const { return (u64*)(keys + ((count + 3) & ~3)); }
+    DEVICE u64* ups(int count) const { return gates(count) + ((count + 3) & ~3); }
+
+    DEVICE void pairs() {
+        const int count = a.n * a.used, rows = a.matrix[0].rows;
+        read(0, count);
+#pragma unroll 1
+        for (int p = threadIdx.x & 31; p - (int)(threadIdx.x & 31) < count; p += 32) {
+            const int key = p < count ? keys[p] : SKIPPED;
+            int present = 0, before = 0, same = 0, index = 0;  // pairs there, with an expert before, with this one, of those before
+#pragma unroll 1
+            for (int i = 0; i < count; i += 4) {
+                const int4 four = *(const int4*)(keys + i);
+                const int all[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    present += all[j] != SKIPPED, before += all[j] < key;
+                    same += all[j] == key, index += all[j] == key && i + j < p;
+                }
+            }
+            const Share share(present * rows);
+            Segment own{};
+            if (key != SKIPPED) {
+                const int begin = clamp(share.begin - before * rows, 0, same * rows);
+                const int end = clamp(share.end - before * rows, 0, same * rows);
+                int from = begin, to = end;
+                if (same > 1) from = (begin - index + same - 1) / same, to = (end - index + same - 1) / same;
+                own.rows = to - from;
+                own.from = (const u8*)gates(count)[p] + from * row_bytes();
+                own.second = (const u8*)ups(count)[p] + from * row_bytes();
+                own.out = a.matrix[0].out + (long long)p * rows + from, own.input = p / a.used;
+            }
+            enter(own);
+        }
+    }
+    DEVICE void down() {
+        const int rows = a.matrix[0].rows;
+        const Share share(a.n * rows);
+        const Tokens tokens(share, rows);
+        const int count = tokens.count * a.used;
+        read(tokens.first * a.used, count);
+#pragma unroll 1
+        for (int p = threadIdx.x & 31; p - (int)(threadIdx.x & 31) < count; p += 32) {
+            Segment own{};
+            if (p < count && keys[p] != SKIPPED) {
+                const int t = p / a.used, begin = (tokens.first + t) * rows, from = max(share.begin - begin, 0);
+                own.rows = min(share.end - begin, rows) - from, own.input = p;
+                own.from = (const u8*)gates(count)[p] + from * row_bytes();
+                own.out = y + (p - t * a.used) * share.each + (begin + from - share.begin);
+            }
+            enter(own);
+        }
+    }
+    DEVICE void find(Found* to) {
+        found = Found{};
+        if (MODE == DENSE || (MODE == GATE_UP && !a.ids)) matrices();
+        else if (MODE == DOWN) down();
+        else pairs();
+        if ((threadIdx.x & 31) == 0) segments[found.segments].turn = found.turns, *to = found;
+    }
+};
