@@ -42,6 +42,8 @@ _SELECT_FEW: Final = 1024
 _SELECT_MANY: Final = 256
 _SLICE: Final = 32
 _KEY_SLICE: Final = 16
+VALUES_WAY: Final[dict[str, int]] = {"VALUES_AHEAD": 2, "VALUES_BLOCKS": 3}
+"""Pairs of tokens that a warp of qsa_values_row has under way, and its blocks on a multiprocessor."""
 _KEPT_AT_ONCE: Final = 32
 _MOST_KEY_BLOCKS: Final = 1024
 _STATIC: Final = 1024
@@ -414,5 +416,5 @@ def _attend_many(
     launch(
         "qsa_prompt.cu", "qsa_values_row", (chunks, n), (_THREADS,),
         *row, s, I32(stride), peaks, found, I32(g.parts), pages.v, q_gate, out,
-        shared=_values_bytes(heads, g.d), **constants,
+        shared=_values_bytes(heads, g.d), **constants, **VALUES_WAY,
     )  # fmt: skip

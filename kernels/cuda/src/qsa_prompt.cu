@@ -7,7 +7,8 @@
 // Why two chains: shared memory gives 128 bytes a turn, and takes one turn for two words a lane where neighbouring lanes (or
 //                 those two apart) ask for the same two. So 96 sums take 14 turns; of one chain 20, of whole dots 20.
 //
-// Constants   HEAD_SIZE = D, HEADS, KEYS, VALUES
+// Constants   HEAD_SIZE = D, HEADS, KEYS, VALUES; of qsa_values_row: VALUES_AHEAD, pairs of tokens under way, and VALUES_BLOCKS of a
+//             multiprocessor
 #include "attend.cuh"
 
 #ifndef HEAD_SIZE
@@ -15,6 +16,12 @@
 #endif
 #ifndef HEADS
 #define HEADS 12
+#endif
+#ifndef VALUES_AHEAD
+#define VALUES_AHEAD 2
+#endif
+#ifndef VALUES_BLOCKS
+#define VALUES_BLOCKS 3
 #endif
 
 constexpr int D = HEAD_SIZE;
@@ -278,7 +285,8 @@ struct PartMemory {
 // The sums over a part of e * v: pairs of tokens, each dim in the order of the tokens. AHEAD pairs are under way.
 struct Weighted {
     typedef typename Values::template Raw<DIMS> Raw;
-    static constexpr int AHEAD = sizeof(Raw) > 16 ? 1 : 2;
+    static constexpr bool AS_IT_IS = sizeof(Raw) == 4 * DIMS;  // float32 stays where it was fetched to
+    static constexpr int AHEAD = VALUES_AHEAD;
     float o[HEADS][DIMS];
 
     DEVICE void add_pair(const float (&a)[DIMS], const float (&b)[DIMS], const PartMemory& m, int t) {
@@ -313,8 +321,9 @@ struct Weighted {
                 float a[DIMS], b[DIMS];
                 ring[j][0].unpack(a);
                 ring[j][1].unpack(b);
-                fetch(ring[j], t + 2 * (j + AHEAD));
+                if (!AS_IT_IS) fetch(ring[j], t + 2 * (j + AHEAD));
                 add_pair(a, b, m, t + 2 * j);
+                if (AS_IT_IS) fetch(ring[j], t + 2 * (j + AHEAD));
             }
 #pragma unroll 1
         for (; t < count; t++) {
@@ -337,7 +346,7 @@ struct Joined {
 
 // Exponentials of a part and head to e, its share and sum to the warp's `which` place; by one warp.
 DEVICE void weigh(Joined& all, int which, int h, const float* s, int count, float* e) {
-    const float2 peak_and_sum = exponentials(s, count, e);
+    const float2 peak_and_sum = count == PART ? exponentials(s, PART, e) : exponentials(s, count, e);  // without branches
     if ((threadIdx.x & 31) == 0)
         all.shares[which][h] = exp_f32(peak_and_sum.x - all.tops[h]), all.sums[which][h] = peak_and_sum.y;
 }
@@ -365,7 +374,7 @@ DEVICE void join_few(Joined& all, float* total, PartMemory& m, const float* s, i
 
 // peaks (rows, heads, parts): the largest score of each head and part; found (rows, stride): which row of all pages holds
 // each kept token. Both of qsa_keys_row.
-KERNEL void __launch_bounds__(THREADS, 3)
+KERNEL void __launch_bounds__(THREADS, VALUES_BLOCKS)
     qsa_values_row(ROW_ARGUMENTS, const float* s, int stride, const float* peaks, const int* found, int parts_of_a_row,
                    const u8* cached, const float* q_gate, float* out) {
     inputs_ready();
