@@ -30,7 +30,7 @@ from strata.kernels.ops import ACT_BLOCK, LANES, Hyper
 WINDOW_ROWS: Final = 16
 ELEMENTS: Final = 32
 """Elements of u of a block of hyper_window.cu."""
-_MOST_COLS: Final = 8 * LANES
+_MOST_COLS: Final = 6 * LANES
 """Inputs of a row of `up`, whose codes are registers of a warp."""
 _AT_ONCE: Final = (1, 2, 5)
 """Blocks of inputs of `up` that a warp quantises at once."""

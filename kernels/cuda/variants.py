@@ -11,7 +11,7 @@ from typing import Final
 from strata.kernels.cuda.chains import router_plan
 from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.gdn import HEAD_SIZES
-from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, VALUES_WAY
+from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD
 from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
 
@@ -27,7 +27,7 @@ def operations() -> Iterator[tuple[str, Constants]]:
         yield "hyper.cu", {"PER_THREAD": per, "STREAMS": 4}
     for order, sums in (("NATIVE", 0), ("NATIVE", 16), ("EVEN_ODD", 0)):
         yield "hyper.cu", {"PER_THREAD": 20, "STREAMS": 4, "INPUT_ORDER": order, "SUMS": sums}
-    for kind, spans in (("Q8_0", 10), ("Q8_0", 2), ("Q5_1", 10), ("IQ4_NL", 32)):
+    for kind, spans in (("Q8_0", 10), ("Q8_0", 2), ("Q5_1", 10), ("IQ4_NL", 24)):
         up: Constants = {"TYPE": kind, "SPANS": spans, "STREAMS": 4}
         for fresh, eights, at_once in ((1, 1, 1), (0, 1, 5), (0, 2, 5)):
             yield "hyper_window.cu", up | {"FRESH": fresh, "EIGHTS": eights, "AT_ONCE": at_once}
@@ -53,4 +53,4 @@ def operations() -> Iterator[tuple[str, Constants]]:
         yield "qsa_prepare.cu", formats
         yield "qsa_window.cu", formats
         for d, heads in ((256, 12), (64, 2), *_GROUPS * (keys.name == "fp32")):
-            yield "qsa_prompt.cu", formats | {"HEAD_SIZE": d, "HEADS": heads} | VALUES_WAY
+            yield "qsa_prompt.cu", formats | {"HEAD_SIZE": d, "HEADS": heads}

@@ -243,6 +243,7 @@ struct Values {
 // The norm's factors on their way to the second level of the cache: they are read when there is room for them.
 DEVICE void ask_for(const float* w) {
 #if ARCH >= 900
+#pragma unroll 1
     for (int i = 32 * threadIdx.x; i < COLS; i += 32 * THREADS)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(w + i) : "memory");
 #endif
