@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
+
 from strata.kernels.check import check, require
 from strata.kernels.cuda import card as cards
 from strata.kernels.cuda.launch import F32, I32, launch
@@ -25,6 +27,10 @@ from strata.kernels.ops import ATTENTION_PART, PAGE, AttentionPages, Norms, Rope
 
 WINDOW_ROWS: Final = 16
 """Rows up to which the work of one row is spread over the card."""
+FEW_ROWS: Final = 2
+"""Rows up to which the values of a row are read again for every few query heads."""
+HEADS_OF_WARP: Final = 3
+"""Query heads of a warp of qsa_values at a time, where its block has all that share a value head."""
 MOST_UNITS: Final = 64
 """Value heads times slices of 32 dims of a row, at most."""
 HEADS_OF_A_THREAD: Final = (12, 6, 4, 3, 2, 1)
@@ -61,7 +67,7 @@ class Limits:
 
     bound           positions are below it; None: as many tokens as a table holds
     scratch_bytes   of the scores of many rows; one row is taken where that is not enough
-    ended           int32 zeros, WINDOW_ROWS * MOST_UNITS: parts of a row that have ended; zeros again after a launch
+    ended           uint32 zeros, WINDOW_ROWS * MOST_UNITS: parts of a row that have ended; zeros again after a launch
     """
 
     bound: int | None
@@ -71,7 +77,7 @@ class Limits:
 
 def limits(workspace: Workspace, scratch_bytes: int) -> Limits:
     """Limits whose counters lie in the workspace, below every later mark."""
-    ended = workspace.array((WINDOW_ROWS * MOST_UNITS,), I32)
+    ended = workspace.array((WINDOW_ROWS * MOST_UNITS,), np.uint32)
     ended[...] = 0
     return Limits(None, scratch_bytes, ended)
 
@@ -362,17 +368,25 @@ def _attend_few(
     out: DeviceArray,
 ) -> None:
     units, threads = g.kv_heads * g.d // _SLICE, (_THREADS,)
-    partial = workspace.array((n * units * g.parts * g.group * (_SLICE + 2),))
+    chunks = value_chunks(n, g.group)
+    each = -(-g.group // chunks)
+    partial = workspace.array((n * chunks * units * g.parts * each * (_SLICE + 2),))
     launch(
         "qsa_window.cu", "qsa_keys", (min(-(-g.kept // _KEPT_AT_ONCE), _MOST_KEY_BLOCKS), g.kv_heads, n),
         threads, *row, q, pages.k, s, I32(stride),
         shared=_FLOAT * g.group * g.d + _KEPT_AT_ONCE * (_row_bytes(g.keys, g.d) + 16), **g.formats,
     )  # fmt: skip
     launch(
-        "qsa_window.cu", "qsa_values", (g.parts, units, n), threads,
-        *row, s, I32(stride), pages.v, q_gate, partial, bounds.ended, out,
-        shared=ATTENTION_PART * (_FLOAT * g.group + _slice_bytes(g.values)), **g.formats,
+        "qsa_window.cu", "qsa_values", (g.parts, units, n * chunks), threads,
+        *row, s, I32(stride), pages.v, q_gate, partial, bounds.ended, out, I32(chunks),
+        shared=ATTENTION_PART * (_FLOAT * each + _slice_bytes(g.values)),
+        HEADS_OF_WARP=1 if each <= _WARPS else HEADS_OF_WARP, **g.formats,
     )  # fmt: skip
+
+
+def value_chunks(n: int, group: int) -> int:
+    """Blocks that share the query heads of a value head in a window of n rows: with few rows a warp has one head."""
+    return -(-group // _WARPS) if n <= FEW_ROWS and n * -(-group // _WARPS) <= WINDOW_ROWS else 1
 
 
 def _keys_bytes(heads: int, d: int, keys: KvFormat) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 from strata.kernels.cuda.chains import router_plan
 from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.gdn import HEAD_SIZES
-from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD
+from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, VALUES_WAY, HEADS_OF_WARP
 from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
 
@@ -51,6 +51,8 @@ def operations() -> Iterator[tuple[str, Constants]]:
     for keys, values in KV.values():
         formats: Constants = {"KEYS": FORMATS[keys.name], "VALUES": FORMATS[values.name]}
         yield "qsa_prepare.cu", formats
-        yield "qsa_window.cu", formats
+        for of_warp in (1, HEADS_OF_WARP):
+            few: Constants = {"HEADS_OF_WARP": of_warp}
+            yield "qsa_window.cu", formats | few
         for d, heads in ((256, 12), (64, 2), *_GROUPS * (keys.name == "fp32")):
-            yield "qsa_prompt.cu", formats | {"HEAD_SIZE": d, "HEADS": heads}
+            yield "qsa_prompt.cu", formats | {"HEAD_SIZE": d, "HEADS": heads} | VALUES_WAY

@@ -1,8 +1,14 @@
 // Attention of few rows: the work of a row is spread over the card.
 //
 // qsa_keys     a block is 32 kept tokens of one row and key head, for all query heads that share it
-// qsa_values   a block is one part and 32 dims of a row's value head; the last block of a row's parts to end joins them
+// qsa_values   a block is one part and 32 dims of a row's value head, for some of the query heads that share it; the last
+//              block of the parts to end joins them
+// Constants    KEYS, VALUES as in cache.cuh; HEADS_OF_WARP query heads of a warp of qsa_values at a time
 #include "attend.cuh"
+
+#ifndef HEADS_OF_WARP
+#define HEADS_OF_WARP 3
+#endif
 
 constexpr int WARPS = THREADS / 32;
 
@@ -95,61 +101,150 @@ KERNEL void __launch_bounds__(THREADS)
     }
 }
 
-// Where the parts of a row's value head and 32 dims leave what they have, until the last of them joins it.
+// Where the parts of a block's heads and 32 dims leave what they have, until the last of them joins it.
 struct Partial {
     float *peaks, *sums, *values;
 
-    DEVICE Partial(float* memory, long long unit, int parts, int group) {
-        memory += unit * parts * group * 34;
+    DEVICE Partial(float* memory, long long unit, int parts, int heads) {
+        memory += unit * parts * heads * 34;
         peaks = memory;
-        sums = peaks + parts * group;
-        values = sums + parts * group;
+        sums = peaks + parts * heads;
+        values = sums + parts * heads;
     }
 };
 
-// o and l of a head over all its parts, dim `lane` of the slice. The reads of several parts are under way together.
-DEVICE float2 join_parts(const Partial& own, int parts, int group, int h) {
-    constexpr int BATCH = 8;
+constexpr int N = HEADS_OF_WARP;
+
+// What a block of qsa_values works on: `heads` query heads that share a value head, the first of them `first_head` of all
+// rows'; 32 dims; `count` tokens. e: exponentials [heads][PART]; tile: values.
+struct Part {
+    const float* scores;  // of the first head and token
+    float* e;
+    const u8* tile;
+    Partial own;
+    long long first_head;
+    int heads, pitch, stride, part, parts, count, slice, d;  // pitch: heads of a block that has them all
+};
+
+// Scores to exponentials; peaks and sums of the part. A warp takes N heads at a time, WARPS apart.
+DEVICE void part_exponentials(const Part& g) {
     const int lane = threadIdx.x & 31;
-    float top = -INFINITE, l = 0.0f, o = 0.0f;
-    for (int p = lane; p < parts; p += 32) top = fmaxf(top, __ldcg(own.peaks + p * group + h));
-    top = warp_max(top);
-    for (int first = 0; first < parts; first += BATCH) {
-        float peak[BATCH], sum[BATCH], value[BATCH];
+    for (int h = threadIdx.x >> 5; h < g.heads; h += WARPS * N) {
+        PartScores v[N];
 #pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            const int at = min(first + i, parts - 1) * group + h;
-            peak[i] = __ldcg(own.peaks + at), sum[i] = __ldcg(own.sums + at), value[i] = __ldcg(own.values + at * 32 + lane);
-        }
+        for (int i = 0; i < N; i++)
+            load_scores(v[i], g.scores + static_cast<long long>(min(h + WARPS * i, g.heads - 1)) * g.stride, g.count);
 #pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            if (first + i >= parts) break;
-            const float share = exp_f32(peak[i] - top);
-            l = fmaf(share, sum[i], l);
-            o = fmaf(share, value[i], o);
+        for (int i = 0; i < N; i++) {
+            const int head = h + WARPS * i;
+            if (head >= g.heads) break;
+            const float2 peak_and_sum = exponentials(v[i], g.count, g.e + head * PART);
+            if (lane == 0)
+                g.own.peaks[g.part * g.pitch + head] = peak_and_sum.x, g.own.sums[g.part * g.pitch + head] = peak_and_sum.y;
         }
     }
-    return make_float2(o, l);
 }
 
+// The sums e * v of the part.
+DEVICE void part_values(const Part& g) {
+    typedef Slice<Values> Tile;
+    const int lane = threadIdx.x & 31;
+    for (int h = threadIdx.x >> 5; h < g.heads; h += WARPS * N) {
+        float o[N];
+        const float* of_head[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) o[i] = 0.0f, of_head[i] = g.e + min(h + WARPS * i, g.heads - 1) * PART;
+        int t = 0;
+#pragma unroll 2
+        for (; t + 4 <= g.count; t += 4) {
+            float v[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) v[k] = Tile::get(g.tile + (t + k) * Tile::BYTES, g.slice, lane);
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                const float4 e = *reinterpret_cast<const float4*>(of_head[i] + t);
+                o[i] = fmaf(e.w, v[3], fmaf(e.z, v[2], fmaf(e.y, v[1], fmaf(e.x, v[0], o[i]))));
+            }
+        }
+        for (; t < g.count; t++) {
+            const float v = Tile::get(g.tile + t * Tile::BYTES, g.slice, lane);
+#pragma unroll
+            for (int i = 0; i < N; i++) o[i] = fmaf(of_head[i][t], v, o[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (h + WARPS * i < g.heads) g.own.values[(g.part * g.pitch + h + WARPS * i) * 32 + lane] = o[i];
+    }
+}
+
+// All parts of the block's heads, joined and gated. The reads of several parts and of N heads are under way together.
+DEVICE void join_parts(const Part& g, const float* q_gate, float* out) {
+    constexpr int BATCH = N == 1 ? 8 : 4;
+    const int lane = threadIdx.x & 31, x = 32 * g.slice + lane;
+    for (int h = threadIdx.x >> 5; h < g.heads; h += WARPS * N) {
+        float top[N], l[N], o[N], gate[N];
+        int head[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            head[i] = min(h + WARPS * i, g.heads - 1);
+            gate[i] = q_gate[(2 * (g.first_head + head[i]) + 1) * g.d + x];
+            top[i] = -INFINITE, l[i] = 0.0f, o[i] = 0.0f;
+        }
+        if (g.parts > BATCH) {
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                for (int p = lane; p < g.parts; p += 32) top[i] = fmaxf(top[i], __ldcg(g.own.peaks + p * g.pitch + head[i]));
+                top[i] = warp_max(top[i]);
+            }
+        }
+        for (int first = 0; first < g.parts; first += BATCH) {
+            float peak[N][BATCH], sum[N][BATCH], value[N][BATCH];
+#pragma unroll
+            for (int i = 0; i < N; i++)
+#pragma unroll
+                for (int k = 0; k < BATCH; k++) {
+                    const int at = min(first + k, g.parts - 1) * g.pitch + head[i];
+                    peak[i][k] = __ldcg(g.own.peaks + at), sum[i][k] = __ldcg(g.own.sums + at);
+                    value[i][k] = __ldcg(g.own.values + at * 32 + lane);
+                }
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                if (g.parts <= BATCH)
+#pragma unroll
+                    for (int k = 0; k < BATCH; k++) top[i] = fmaxf(top[i], peak[i][k]);
+#pragma unroll
+                for (int k = 0; k < BATCH; k++) {
+                    if (first + k >= g.parts) break;
+                    const float share = exp_f32(peak[i][k] - top[i]);
+                    l[i] = fmaf(share, sum[i][k], l[i]);
+                    o[i] = fmaf(share, value[i][k], o[i]);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (h + WARPS * i < g.heads) out[(g.first_head + head[i]) * g.d + x] = (o[i] / l[i]) * sigmoid_f32(gate[i]);
+    }
+}
+
+// grid (parts, value heads x slices, rows x chunks): a chunk of the query heads that share a value head
 KERNEL void __launch_bounds__(THREADS)
     qsa_values(ROW_ARGUMENTS, const float* s, int stride, const u8* cached, const float* q_gate,
-               float* partial, int* ended, float* out) {
+               float* partial, u32* ended, float* out, int chunks) {
     const Args g = ROW;
     typedef Slice<Values> Tile;
     extern __shared__ __align__(16) float memory[];
     __shared__ int tokens[PART];
-    __shared__ int last;
-    const int row = blockIdx.z, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, part = blockIdx.x;
+    const int row = blockIdx.z / chunks, chunk = blockIdx.z % chunks, tid = threadIdx.x, part = blockIdx.x;
     const int slices = g.d / 32, kv = blockIdx.y / slices, slice = blockIdx.y % slices, group = g.heads / g.kv_heads;
+    const int each = (group + chunks - 1) / chunks, own_heads = min(each, group - chunk * each);
     const Kept kept = g.kept(row);
     const int first = part * PART, count = min(PART, kept.count - first), parts = (kept.count + PART - 1) / PART;
     if (count <= 0) {
         inputs_ready();
         return;
     }
-    float* e = memory;
-    u8* tile = reinterpret_cast<u8*>(e + group * PART);
+    u8* tile = reinterpret_cast<u8*>(memory + each * PART);
     for (int t = tid; t < count; t += THREADS) tokens[t] = g.token(row, kept, first + t);
     __syncthreads();
     for (int i = tid; i < count * Tile::COPIES; i += THREADS) {
@@ -159,52 +254,14 @@ KERNEL void __launch_bounds__(THREADS)
     }
     copies_commit();
     inputs_ready();  // values and the list are older than the scores
-    const long long unit = static_cast<long long>(row) * gridDim.y + blockIdx.y;
-    const Partial own(partial, unit, gridDim.x, group);
-    const long long first_head = static_cast<long long>(row) * g.heads + kv * group;
-    for (int h = warp; h < group; h += WARPS * AT_ONCE) {
-        PartScores v[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            load_scores(v[i], s + (first_head + min(h + WARPS * i, group - 1)) * stride + first, count);
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int head = h + WARPS * i;
-            if (head >= group) break;
-            const float2 peak_and_sum = exponentials(v[i], count, e + head * PART);
-            if (lane == 0) own.peaks[part * group + head] = peak_and_sum.x, own.sums[part * group + head] = peak_and_sum.y;
-        }
-    }
+    const long long unit = static_cast<long long>(blockIdx.z) * gridDim.y + blockIdx.y;
+    const long long first_head = static_cast<long long>(row) * g.heads + kv * group + chunk * each;
+    const Part work = {s + first_head * stride + first, memory, tile, Partial(partial, unit, gridDim.x, each),
+                       first_head, own_heads, each, stride, part, parts, count, slice, g.d};
+    part_exponentials(work);
     copies_wait<0>();
     __syncthreads();
-    for (int h = warp; h < group; h += WARPS * AT_ONCE) {
-        float o[AT_ONCE];
-        const float* of_head[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) o[i] = 0.0f, of_head[i] = e + min(h + WARPS * i, group - 1) * PART;
-#pragma unroll 4
-        for (int t = 0; t < count; t++) {
-            const float v = Tile::get(tile + t * Tile::BYTES, slice, lane);
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) o[i] = fmaf(of_head[i][t], v, o[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            if (h + WARPS * i < group) own.values[(part * group + h + WARPS * i) * 32 + lane] = o[i];
-    }
-    __threadfence();
-    __syncthreads();
-    if (tid == 0) {
-        last = atomicAdd(ended + unit, 1) == parts - 1;
-        if (last) ended[unit] = 0;
-    }
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    for (int h = warp; h < group; h += WARPS) {
-        const long long head = first_head + h, x = 32 * slice + lane;
-        const float gate = q_gate[(2 * head + 1) * g.d + x];
-        const float2 joined = join_parts(own, parts, group, h);
-        out[head * g.d + x] = (joined.x / joined.y) * sigmoid_f32(gate);
-    }
+    part_values(work);
+    if (!last_block(ended + unit, parts)) return;
+    join_parts(work, q_gate, out);
 }

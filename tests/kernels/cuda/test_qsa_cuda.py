@@ -97,6 +97,22 @@ class Sequences:
         return module.qsa_attend(*where, *queries, self.norms, self.rope, self.shape.budget, EPS)
 
 
+@pytest.mark.parametrize(("tokens", "rows"), [(600, 1), (300, 2), (2100, 1), (2100, 3)])
+def test_a_few_rows_share_a_value_head_over_several_blocks_and_parts(target, same_bits, tokens, rows):
+    """Five query heads to a value head: a block has three of them and another two, or one all of them."""
+    case = Sequences(
+        target, Shape(heads=5, kv=1, d=64, index_heads=2, index_dim=32, half=8, r=0, budget=1), -(-tokens // PAGE)
+    )
+    case.store(*case.rows((1, tokens - rows)))
+    where = case.rows((1, rows))
+    case.store(*where)
+    queries = case.queries(rows)
+    for _ in range(2):
+        same_bits(case.attend(*where, queries), case.on_host(cpu, *where, queries))
+    assert not target.host(case.limits.ended).any()
+    assert qsa.value_chunks(rows, 5) == (2 if rows <= 2 else 1)
+
+
 @pytest.mark.parametrize("shape", [TINY, ODD, WIDE, DENSE], ids=["tiny", "odd", "wide", "dense"])
 def test_pages_hold_the_bits_of_the_host_after_prompts_and_single_rows(target, same_bits, shape):
     case = Sequences(target, shape, pages=3)
