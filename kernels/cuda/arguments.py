@@ -35,8 +35,8 @@ def structure(pointers: Sequence[str], integers: Sequence[str]) -> np.dtype[Any]
 
 WINDOW: Final = structure(
     ("x", "q", "d", "sums", "join"),
-    ("early", "n", "cols", "tiles", "ring", "at_scales", "at_sums", "at_mail", "at_terms", "at_grid", "at_stages",
-     "input_pitch", "scale_pitch", "sum_pitch", "term_pitch"),
+    ("early", "n", "cols", "tiles", "ring", "at_scales", "at_sums", "at_mail", "at_own", "at_grid", "at_stages",
+     "input_pitch", "scale_pitch", "sum_pitch"),
 )  # fmt: skip
 PROMPT: Final = structure(
     ("q", "d", "sums", "join", "first", "second", "order", "tile_list", "n_tiles", "next_d", "next_sums"),

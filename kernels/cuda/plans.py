@@ -23,9 +23,11 @@ PAIRS: Final = "PAIRS"
 
 WINDOW_ROWS: Final = 16
 """Most rows of a window."""
+BULK_ARCH: Final = 90
+"""The first architecture that copies many bytes by one instruction."""
 CHUNK: Final = 256
 """Columns that are unpacked together."""
-STATIC: Final = 256
+STATIC: Final = 1024
 """Bytes for the shared variables that a window kernel declares itself."""
 ACTIVATION_BLOCK: Final = 32
 
@@ -54,6 +56,11 @@ def chunk_pitch(kind: TensorType) -> int:
     return ((CHUNK // kind.block * kind.block_bytes + 15 + 4 + 15) // 16 | 1) * 16
 
 
+def own_pitch(kind: TensorType) -> int:
+    """Bytes of the scales and offsets of a row's chunk, rounded to an odd number of 16s."""
+    return (CHUNK // kind.group * (1 + kind.has_offset) * 4 // 16 | 1) * 16
+
+
 def table_copies(kind: TensorType, room: int) -> int:
     """Copies of the type's table side by side: one a lane keeps lookups out of each other's banks, if there is room."""
     size = table_bytes(kind)
@@ -67,26 +74,26 @@ def table_copies(kind: TensorType, room: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """rows of a tile · eights of activation rows · a single row? · warps of a block · warps of a ring · stages of a
-    warp · copies of the table · blocks · pitches and byte offsets of the parts of shared memory, and its size."""
+    """rows of a tile · eights of activation rows · warps of a block · warps of a ring · stages of a warp · is a copy
+    one instruction? · copies of the table · blocks · pitches and byte offsets of the parts of shared memory, and its
+    size."""
 
     rows: int
     eights: int
-    one: bool
     warps: int
     ring: int
     stages: int
+    bulk: bool
     copies: int
     blocks: int
     tiles: int
     input_pitch: int
     scale_pitch: int
     sum_pitch: int
-    term_pitch: int
     at_scales: int
     at_sums: int
     at_mail: int
-    at_terms: int
+    at_own: int
     at_grid: int
     at_stages: int
     shared: int
@@ -97,9 +104,9 @@ class WindowPlan:
             "TYPE": kind.name,
             "ROWS": self.rows,
             "NT": self.eights,
-            "ONE": int(self.one),
             "WARPS": self.warps,
             "STAGES": self.stages,
+            "BULK": int(self.bulk),
             "COPIES": self.copies,
         }
 
@@ -123,13 +130,14 @@ class RowTuning:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What may be set from outside, by the bench: None leaves it to the plan. `row`: of products by product_row.cu.
-    `together`: by product_window.cu, see `together`."""
+    """What may be set from outside, by the bench: None leaves it to the plan. `bulk`: a copy is one instruction (sm_90
+    and newer). `row`: of products by product_row.cu. `together`: by product_window.cu, see `together`."""
 
     rows: int | None = None
     warps: int | None = None
     ring: int | None = None
     stages: int | None = None
+    bulk: bool | None = None
     table_room: int | None = None
     row: RowTuning = RowTuning()
     together: bool | None = None
@@ -177,20 +185,14 @@ def window_plan(
 
 MOST_RING: Final = 4
 TILES_OF_A_MULTIPROCESSOR: Final = 8
-"""Of several rows: warps of a ring at most, and tiles times warps of a ring that keep a multiprocessor busy. On an
-H200, 8 rows of Q6_K: 10240 x 2560 (10 tiles a multiprocessor) 1,142 GB/s with rings of 1, 1,084 of 4; 2560 x 6144 (2.4
-tiles) 493 of 1, 651 of 4, 515 of 8."""
+"""Warps of a ring at most, and tiles times warps of a ring that keep a multiprocessor busy. On an H200, 8 rows of Q6_K:
+10240 x 2560 (10 tiles a multiprocessor) 1,142 GB/s with rings of 1, 1,084 of 4; 2560 x 6144 (2.4 tiles) 493 of 1, 651
+of 4, 515 of 8."""
 
 
-def _ring(card: Card, tiles: int, chunks: int, warps: int, one: bool) -> int:
-    """Warps of a ring. A single row: as many as leave every tile of a multiprocessor a ring of its own; several rows:
-    the fewest that keep its warps busy."""
+def _ring(card: Card, tiles: int) -> int:
+    """Warps of a ring: the fewest that keep a card's warps busy."""
     ring = 1
-    if one:
-        each = -(-tiles // card.multiprocessors)
-        while warps // (2 * ring) >= each and ring < chunks:
-            ring *= 2
-        return ring
     while ring < MOST_RING and tiles * ring < TILES_OF_A_MULTIPROCESSOR * card.multiprocessors:
         ring *= 2
     return ring
@@ -206,9 +208,8 @@ def _window_layout(
     stages: int,
     tuning: Tuning,
 ) -> WindowPlan:
-    rows, eights, one = tuning.rows or 8, 1 if n <= 8 else 2, n == 1
-    tiles, chunks = sum(-(-r // rows) for r in matrix_rows), -(-cols // CHUNK)
-    ring = min(tuning.ring or _ring(card, tiles, chunks, warps, one), warps)
+    rows, eights, tiles = tuning.rows or 8, 1 if n <= 8 else 2, sum(-(-r // (tuning.rows or 8)) for r in matrix_rows)
+    ring = min(tuning.ring or _ring(card, tiles), warps)
     blocks = min(card.multiprocessors, tiles)
     room = tuning.table_room or (64 << 10 if card.shared_block >= 160 << 10 else 16 << 10)
     copies = table_copies(kind, room)
@@ -217,14 +218,12 @@ def _window_layout(
     scale_pitch = _scale_pitch(cols // ACTIVATION_BLOCK)
     groups = cols // kind.group
     sum_pitch = groups + (4 - groups) % 32 if kind.has_offset else 0
-    terms = (chunks if ring > 1 else 1) * CHUNK // kind.group * (1 + kind.has_offset)
-    term_pitch = terms + (4 - terms) % 32 if one else 0  # 8 rows in different banks
     sizes = {
         "inputs": n * input_pitch,
         "scales": n * scale_pitch * 4,
         "sums": n * sum_pitch * 4,
-        "mail": warps * 32 * (rows // 8 * 2 * eights) * 4 if ring > 1 and not one else 0,
-        "terms": warps // ring * rows * term_pitch * 4,
+        "mail": warps * 32 * (rows // 8 * 2 * eights) * 4 if ring > 1 else 0,
+        "own": warps * rows * own_pitch(kind),
         "grid": table_bytes(kind) * copies,
         "stages": warps * stages * rows * chunk_pitch(kind),
     }
@@ -233,7 +232,7 @@ def _window_layout(
         at[name] = begin
         begin += _round(size, 128)
     return WindowPlan(
-        rows, eights, one, warps, ring, stages, copies, blocks, tiles,
-        input_pitch, scale_pitch, sum_pitch, term_pitch,
-        at["scales"], at["sums"], at["mail"], at["terms"], at["grid"], at["stages"], begin,
+        rows, eights, warps, ring, stages, bool(tuning.bulk) and card.arch >= BULK_ARCH, copies, blocks, tiles,
+        input_pitch, scale_pitch, sum_pitch,
+        at["scales"], at["sums"], at["mail"], at["own"], at["grid"], at["stages"], begin,
     )  # fmt: skip

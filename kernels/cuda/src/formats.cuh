@@ -54,6 +54,12 @@ DEVICE u32 load2(const u8* p) {
     return p[0] | (u32)p[1] << 8;
 }
 
+// The compiler must take this value as it is: it would undo what several codes share.
+DEVICE u32 made(u32 x) {
+    asm("" : "+r"(x));
+    return x;
+}
+
 DEVICE float half_at(const u8* p) { return half_value(*(const u16*)p); }
 
 // d * i for a half-precision d and a small integer, exact, without a conversion (those run at a quarter of the rate).
@@ -242,13 +248,14 @@ struct Q5_K {
 
 struct Q6_K {
     FORMAT(256, 210, 16, 0, NATIVE, 2, 0, WORD, 4)
-    DEVICE static u32 code(u32 low, u32 high, int s) {  // high: with the upper bit of each field turned
+    DEVICE static u32 turned(u32 high) { return made(high ^ 0xAAAAAAAAu); }  // the upper bit of each field
+    DEVICE static u32 code(u32 low, u32 high, int s) {
         u32 four = s & 2 ? low >> 2 : low << 2, two = (high >> 2 * (s & 3)) << 6;
         return (four & 0x3C3C3C3Cu) | (two & 0xC0C0C0C0u);
     }
     DEVICE static void span(const u8* p, int s, int t, Grid, u32& c0, u32& c1) {
         const u8 *q = p + 64 * (s >> 2) + 32 * (s & 1) + 4 * t, *h = p + 128 + 32 * (s >> 2) + 4 * t;
-        c0 = code(load4<2>(q), load4<2>(h) ^ 0xAAAAAAAAu, s), c1 = code(load4<2>(q + 16), load4<2>(h + 16) ^ 0xAAAAAAAAu, s);
+        c0 = code(load4<2>(q), turned(load4<2>(h)), s), c1 = code(load4<2>(q + 16), turned(load4<2>(h + 16)), s);
     }
     DEVICE static float scale(const u8* p, int g) { return times(half_at(p + 208) * 0.25f, (i8)p[192 + g]); }
     NO_OFFSET

@@ -5,50 +5,15 @@
 // asynchronous copies some chunks ahead, four lanes unpack a row, a matrix step multiplies with up to 8 activation rows
 // at once, so weights are read once however many rows the window has. The chunks of a tile belong to the `ring` warps of
 // a ring in turn: each computes its terms alone and then waits for the running sums of the chunk before it, adds its own
-// in the order of the row and hands them on. With a single activation row the terms go to a table of the ring instead, and
-// the warp of the tile's last chunk adds them up. The order is the order of the row, whatever the launch.
+// in the order of the row and hands them on. The order is the order of the row, whatever the launch.
 //
-// Constants: TYPE a format, ROWS weight rows of a tile (8, 16), NT eights of activation rows (1, 2), ONE = 1 for a single
-// activation row, WARPS of a block, STAGES of a warp, COPIES of the type's table. Several matrices of one type with the same
-// input: out (n, rows) each.
+// Constants: TYPE a format, ROWS weight rows of a tile (8, 16), NT eights of activation rows (1, 2), WARPS of a block,
+// STAGES of a warp, BULK = 1 when a copy of a row's chunk is one instruction, COPIES of the type's table. Several matrices
+// of one type with the same input: out (n, rows) each.
 #include "device.cuh"
 #include "formats.cuh"
+#include "items.cuh"
 #include "quantize.cuh"
-
-#if ARCH >= 800 && !defined(ON_HOST)
-// A table that several warps fill, `parts` times a turn, and one reads when it is full.
-struct Gate {
-    u64 full, empty;
-};
-
-DEVICE void gate_init(Gate* gate, int parts) {
-    const u32 at = (u32)__cvta_generic_to_shared(gate);
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(parts) : "memory");
-    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(at + 8) : "memory");
-}
-
-DEVICE void gate_wait_full(Gate* gate, u32 turn, int) { box_wait((u32)__cvta_generic_to_shared(gate), turn & 1); }
-DEVICE void gate_wait_empty(Gate* gate, u32 turn) { box_wait((u32)__cvta_generic_to_shared(gate) + 8, (turn & 1) ^ 1); }
-DEVICE void gate_part(Gate* gate, int lane) { box_arrive((u32)__cvta_generic_to_shared(gate), lane); }
-DEVICE void gate_empty(Gate* gate, int lane) { box_arrive((u32)__cvta_generic_to_shared(gate) + 8, lane); }
-#else
-struct Gate {
-    u32 parts, emptied;  // counted from the beginning
-};
-
-DEVICE void gate_init(Gate* gate, int) { gate->parts = gate->emptied = 0; }
-
-DEVICE void gate_count(u32* word, int lane) {
-    __threadfence();
-    __syncwarp();
-    if (lane == 0) atomicAdd(word, 1u);
-}
-
-DEVICE void gate_wait_full(Gate* gate, u32 turn, int parts) { wait_for(&gate->parts, parts * (turn + 1)); }
-DEVICE void gate_wait_empty(Gate* gate, u32 turn) { wait_for(&gate->emptied, turn); }
-DEVICE void gate_part(Gate* gate, int lane) { gate_count(&gate->parts, lane); }
-DEVICE void gate_empty(Gate* gate, int lane) { gate_count(&gate->emptied, lane); }
-#endif
 
 #define MATRICES 8
 
@@ -67,8 +32,8 @@ struct Arguments {
     const float* join;   // null, or (n,): out = fma(sigmoid(join[row]), y, out)
     int early;           // works beside the kernel before it (intrinsics.cuh)
     int n, cols, tiles, ring;
-    int at_scales, at_sums, at_mail, at_terms, at_grid, at_stages;  // parts of shared memory, bytes
-    int input_pitch, scale_pitch, sum_pitch, term_pitch;
+    int at_scales, at_sums, at_mail, at_own, at_grid, at_stages;  // parts of shared memory, bytes
+    int input_pitch, scale_pitch, sum_pitch;
 };
 
 typedef TYPE F;
@@ -78,9 +43,10 @@ enum {
     STAGE = ROWS * PITCH,
     GROUPS = 256 / F::GROUP,
     PER_SPAN = 32 / F::GROUP,
-    LINES = ONE ? 1 : 2 * NT,        // columns whose scales a lane needs
-    PART = ROWS / 8 * LINES,         // sums of a lane: row g, then row g + 8
-    CHUNK_TERMS = GROUPS * (1 + F::OFFSET)  // ONE: floats of a row and chunk: products, then offsets
+    LINES = 2 * NT,          // columns whose scales a lane needs
+    PART = ROWS / 8 * LINES,  // sums of a lane: row g, then row g + 8
+    OWN = GROUPS / 4,         // groups of a row whose scales a lane makes
+    OWN_PITCH = (GROUPS * (1 + F::OFFSET) * 4 / 16 | 1) * 16
 };
 
 struct Mail {
@@ -188,6 +154,75 @@ struct Entries {
 };
 #endif
 
+// Copies of a chunk of the rows of a tile to a stage. Rows past the last are not copied, and what comes of them is dropped.
+struct RowCopies {
+    u32 barriers;  // one a stage, in shared memory; only of BULK
+    enum {
+        MOST = (CHUNK_BYTES + 30) / 16,
+        LANES = BULK ? 1 : MOST <= 8 ? 8 : MOST <= 16 ? 16 : 32,  // neighbours that copy a row, 16 bytes each: whole sectors at once
+        AT_ONCE = 32 / LANES < ROWS ? 32 / LANES : ROWS,          // rows
+        TURNS = ROWS / AT_ONCE
+    };
+
+    // `own`: STAGES words of this warp. Ends with all lanes.
+    DEVICE explicit RowCopies(u64* own) : barriers((u32)__cvta_generic_to_shared(own)) {
+#if BULK
+        if ((threadIdx.x & 31) == 0) {
+            for (int i = 0; i < STAGES; i++)
+                asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barriers + 8 * i), "r"((int)ROWS) : "memory");
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        __syncwarp();
+#endif
+    }
+    DEVICE static int first_row(int lane) { return lane / LANES; }
+
+    // All lanes come, and the stage is free. `from`: the chunk's bytes in this lane's first row; rows: from that one on.
+    DEVICE void begin(int stage, u8* to, const u8* from, int row_bytes, int rows, int bytes, int lane) const {
+#if BULK
+        if (lane >= ROWS) return;
+        const int shift = (int)((u64)from & 15), all = rows > 0 ? (shift + bytes + 15) & ~15 : 0;
+        const u32 barrier = barriers + 8 * stage;
+        u64 state;
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 %0, [%1], %2;" : "=l"(state) : "r"(barrier), "r"(all) : "memory");
+        if (rows <= 0) return;
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                         (u32)__cvta_generic_to_shared(to + lane * PITCH)),
+                     "l"(from - shift), "r"(all), "r"(barrier)
+                     : "memory");
+#else
+        const int piece = 16 * (lane % LANES);
+        to += lane / LANES * PITCH + piece;
+#pragma unroll
+        for (int i = 0; i < TURNS; i++) {
+            const int shift = (int)((u64)from & 15);
+            if (i * AT_ONCE < rows && piece < shift + bytes) copy16(to + i * (AT_ONCE * PITCH), from + (piece - shift));
+            from += AT_ONCE * row_bytes;
+        }
+#endif
+    }
+    // After each chunk, also where there was none to copy.
+    DEVICE void commit() const {
+#if !BULK
+        copies_commit();
+#endif
+    }
+    // Until the chunk of a stage is there, for all lanes; `parity`: of the number of chunks that it has had before.
+    DEVICE void wait(int stage, u32 parity) const {
+#if BULK
+        u32 done;
+        do asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                        : "=r"(done)
+                        : "r"(barriers + 8 * stage), "r"(parity)
+                        : "memory");
+        while (!done);
+#else
+        copies_wait<STAGES - 1>();
+        __syncwarp();
+#endif
+    }
+};
+
 struct Columns {  // what a lane reads of the activations: inputs of column g, scales and sums of columns 2 t, 2 t + 1
     const u8* input[NT];
     const float* scales[LINES];
@@ -211,9 +246,9 @@ DEVICE void span_codes(u32 (&c)[4], const u8* p0, const u8* p1, int s, int t, Gr
     if (ROWS == 16) F::span(p1, s, t, grid, c[1], c[3]);
 }
 
-// The terms of a chunk: products scaled, not yet by the activations' scales.
-DEVICE void chunk_terms(float (&terms)[GROUPS][PART], const u8* p0, const u8* p1, Grid grid, const Columns& columns,
-                        int chunk, int t, int spans) {
+// The products of a chunk, as sums by groups.
+DEVICE void chunk_sums(int (&sums)[GROUPS][PART], const u8* p0, const u8* p1, Grid grid, const Columns& columns, int chunk,
+                       int t, int spans) {
 #pragma unroll
     for (int s = 0; s < 8; s++) {
         if (F::BLOCK < 256 && s == 4 && spans <= 4) break;  // what lies past a short chunk is computed and not added
@@ -226,121 +261,96 @@ DEVICE void chunk_terms(float (&terms)[GROUPS][PART], const u8* p0, const u8* p1
 #pragma unroll
             for (int k = 0; k < PER_SPAN; k++)
 #pragma unroll
-                for (int h = 0; h < ROWS / 8; h++) {
-                    const float scale = F::scale(h ? p1 : p0, s * PER_SPAN + k), lift = scale * -MAGIC;
+                for (int h = 0; h < ROWS / 8; h++)
 #pragma unroll
-                    for (int i = 0; i < 2; i++)
-                        terms[s * PER_SPAN + k][h * LINES + 2 * nt + i] = scaled(sum[k][2 * h + i], scale, lift);
-                }
+                    for (int i = 0; i < 2; i++) sums[s * PER_SPAN + k][h * LINES + 2 * nt + i] = sum[k][2 * h + i];
         }
     }
 }
 
-// The same for a single activation row. All columns are that row, so every lane of a quad has the sums of its weight row:
-// lane t scales every fourth group, and the terms meet in shared memory.
-DEVICE void chunk_terms_of_one(float* terms, int pitch, const u8* p0, const u8* p1, Grid grid, const Columns& columns, int chunk,
-                               int t, int spans) {
-    enum { OWN = GROUPS / 4 };
-    float mine[ROWS / 8][OWN * (1 + F::OFFSET)] = {};  // stored at the end: a store between loads would make them again
+// The scales of groups OWN t to OWN t + OWN - 1 of a row's chunk. The four lanes of a row make them once, and the offsets,
+// and leave them to each other.
+template <class T>
+struct OwnScales {
+    DEVICE static void of(float (&scales)[OWN], const u8* p, int t) {
 #pragma unroll
-    for (int q = 0; q < OWN; q++) {
-        if (F::BLOCK < 256 && q == OWN / 2 && spans <= 4) break;
-        if (F::GROUP == 16 && q == OWN / 2) __syncwarp();  // keeps the loads of the upper half here: registers
-        int sums[4][2];
+        for (int i = 0; i < OWN; i++) scales[i] = T::scale(p, OWN * t + i);
+    }
+};
+
+template <>
+struct OwnScales<Q6_K> {
+    DEVICE static void of(float (&scales)[4], const u8* p, int t) {
+        const u32 biased = Halves(p + 192 + 4 * t).word(0) ^ 0x80808080u;
+        const float d = half_at(p + 208) * 0.25f, shift = d * -32896.0f;  // FACTOR is 4
 #pragma unroll
-        for (int i = 0; i < 4 / PER_SPAN; i++) {
-            const int s = 4 / PER_SPAN * q + i;
-            u32 c[4];
-            int sum[PER_SPAN][4];
-            span_codes(c, p0, p1, s, t, grid);
-            span_sums(sum, c, columns.input[0] + 256 * chunk + 32 * s);
+        for (int i = 0; i < 4; i++) scales[i] = byte_times(biased, i, d, shift);
+    }
+};
+
+DEVICE void leave(float* to, const float (&own)[OWN]) {
+    if (OWN == 4) *(float4*)to = make_float4(own[0], own[1], own[2 % OWN], own[3 % OWN]);
+    else *(float2*)to = make_float2(own[0], own[1]);
+}
+
+DEVICE void take(float (&all)[GROUPS], const float* from) {
 #pragma unroll
-            for (int k = 0; k < PER_SPAN; k++) sums[i * PER_SPAN + k][0] = sum[k][0], sums[i * PER_SPAN + k][1] = sum[k][2];
-        }
-        const int group = 4 * q + t;
+    for (int i = 0; i < GROUPS / 4; i++) {
+        const float4 v = ((const float4*)from)[i];
+        all[4 * i] = v.x, all[4 * i + 1] = v.y, all[4 * i + 2] = v.z, all[4 * i + 3] = v.w;
+    }
+}
+
+// The terms of a chunk: products scaled, not yet by the activations' scales. `own`: the scales and offsets of row g of the
+// tile, which are made here; those of row g + 8 are 8 OWN_PITCH further.
+DEVICE void chunk_terms(float (&terms)[GROUPS][PART], u8* own, const u8* p0, const u8* p1, Grid grid, const Columns& columns,
+                        int chunk, int t, int spans) {
 #pragma unroll
-        for (int h = 0; h < ROWS / 8; h++) {
-            const int low = t & 1 ? sums[1][h] : sums[0][h], high = t & 1 ? sums[3][h] : sums[2][h];
-            const float scale = F::scale(h ? p1 : p0, group);
-            mine[h][q] = scaled(t & 2 ? high : low, scale, scale * -MAGIC);
-            if (F::OFFSET) mine[h][OWN + q] = columns.sums[0][chunk * GROUPS + group] * F::offset(h ? p1 : p0, group);
+    for (int h = 0; h < ROWS / 8; h++) {
+        const u8* p = h ? p1 : p0;
+        float* to = (float*)(own + 8 * h * OWN_PITCH) + OWN * t;
+        float made[OWN];
+        OwnScales<F>::of(made, p, t);
+        leave(to, made);
+        if (!F::OFFSET) continue;
+#pragma unroll
+        for (int i = 0; i < OWN; i++) made[i] = F::offset(p, OWN * t + i);
+        leave(to + GROUPS, made);
+    }
+    int sums[GROUPS][PART] = {};
+    chunk_sums(sums, p0, p1, grid, columns, chunk, t, spans);
+    __syncwarp();
+#pragma unroll
+    for (int h = 0; h < ROWS / 8; h++) {
+        float scales[GROUPS];
+        take(scales, (const float*)(own + 8 * h * OWN_PITCH));
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) {
+            const float lift = scales[g] * -MAGIC;
+#pragma unroll
+            for (int i = 0; i < LINES; i++) terms[g][h * LINES + i] = scaled(sums[g][h * LINES + i], scales[g], lift);
         }
     }
+}
+
+DEVICE void add_terms(float (&acc)[PART], const float (&terms)[GROUPS][PART], const float (&d)[LINES][8], const u8* own,
+                      const Columns& columns, int chunk, int spans) {
+    float offsets[ROWS / 8][GROUPS];
 #pragma unroll
     for (int h = 0; h < ROWS / 8; h++)
-#pragma unroll
-        for (int i = 0; i < OWN * (1 + F::OFFSET); i++) terms[8 * h * pitch + 4 * i + t] = mine[h][i];
-}
-
-DEVICE void add_terms(float (&acc)[PART], const float (&terms)[GROUPS][PART], const float (&d)[LINES][8], const u8* p0,
-                      const u8* p1, const Columns& columns, int chunk, int spans) {
+        if (F::OFFSET) take(offsets[h], (const float*)(own + 8 * h * OWN_PITCH) + GROUPS);
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
         const int s = g / PER_SPAN;
         if (F::BLOCK < 256 && s >= spans) continue;
 #pragma unroll
-        for (int h = 0; h < ROWS / 8; h++) {
-            const float offset = F::OFFSET ? F::offset(h ? p1 : p0, g) : 0.0f;
+        for (int h = 0; h < ROWS / 8; h++)
 #pragma unroll
             for (int i = 0; i < LINES; i++) {
                 float& sum = acc[h * LINES + i];
                 sum = fmaf(terms[g][h * LINES + i], d[i][s], sum);
-                if (F::OFFSET) sum = fmaf(columns.sums[i][chunk * GROUPS + g] * offset, d[i][s], sum);
+                if (F::OFFSET) sum = fmaf(columns.sums[i][chunk * GROUPS + g] * offsets[h][g], d[i][s], sum);
             }
-        }
-    }
-}
-
-struct RowTerms {  // of a chunk: terms of rows g and g + 8, scales of the activations
-    float4 terms[ROWS / 8][CHUNK_TERMS / 4];
-    float d[8];
-
-    DEVICE void load(const float* from, int pitch, const float* scales) {
-#pragma unroll
-        for (int h = 0; h < ROWS / 8; h++)
-#pragma unroll
-            for (int k = 0; k < CHUNK_TERMS / 4; k++) terms[h][k] = *(const float4*)(from + 8 * h * pitch + 4 * k);
-        const float4 u = *(const float4*)scales, v = *(const float4*)(scales + 4);
-        d[0] = u.x, d[1] = u.y, d[2] = u.z, d[3] = u.w, d[4] = v.x, d[5] = v.y, d[6] = v.z, d[7] = v.w;
-    }
-};
-
-DEVICE void add_row_terms(float (&acc)[PART], const RowTerms& row, int spans) {
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-        const int s = g / PER_SPAN;
-        if (F::BLOCK < 256 && s >= spans) continue;
-#pragma unroll
-        for (int h = 0; h < ROWS / 8; h++) {
-            const auto at = [&](int k) {
-                const float4& v = row.terms[h][k / 4];
-                return k % 4 == 0 ? v.x : k % 4 == 1 ? v.y : k % 4 == 2 ? v.z : v.w;
-            };
-            acc[h] = fmaf(at(g), row.d[s], acc[h]);
-            if (F::OFFSET) acc[h] = fmaf(at(GROUPS + g), row.d[s], acc[h]);
-        }
-    }
-}
-
-DEVICE void add_chunk_of_one(float (&acc)[PART], const RowTerms& row, int spans) {
-    if (F::BLOCK == 256 || spans >= 8) add_row_terms(acc, row, 8);
-    else add_row_terms(acc, row, spans);
-}
-
-// A whole row from the ring's table, in order; the next chunk is read while this one is added.
-DEVICE void add_table(float (&acc)[PART], const float* table, int pitch, const float* scales, int spans) {
-    const int chunks = (spans + 7) / 8;
-    enum { AHEAD = ROWS / 8 * CHUNK_TERMS <= 32 };  // else it takes too many registers
-    RowTerms row, next;
-    if (AHEAD) next.load(table, pitch, scales);
-#pragma unroll
-    for (int i = 0; i < PART; i++) acc[i] = 0.0f;
-#pragma unroll 1
-    for (int chunk = 0; chunk < chunks; chunk++) {
-        if (AHEAD) row = next;
-        else row.load(table + chunk * CHUNK_TERMS, pitch, scales + 8 * chunk);
-        if (AHEAD && chunk + 1 < chunks) next.load(table + (chunk + 1) * CHUNK_TERMS, pitch, scales + 8 * (chunk + 1));
-        add_chunk_of_one(acc, row, spans - 8 * chunk);
     }
 }
 
@@ -362,7 +372,7 @@ DEVICE void hand_sums(const float (&acc)[PART], Mail* mail, Box* box, u32 turn, 
 DEVICE void finish(const Arguments& a, const float (&acc)[PART], const Tile& tile, int g, int t) {
 #pragma unroll
     for (int i = 0; i < LINES; i++) {
-        const int column = ONE ? t : 8 * (i / 2) + 2 * t + i % 2;
+        const int column = 8 * (i / 2) + 2 * t + i % 2;
         if (column >= a.n) continue;
         float* out = a.matrix[tile.matrix].out + (long long)column * tile.rows;
         const float weight = a.join ? sigmoid_f32(a.join[column]) : 0.0f;
@@ -378,13 +388,11 @@ DEVICE void finish(const Arguments& a, const float (&acc)[PART], const Tile& til
 KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments a) {
     extern __shared__ __align__(16) u8 shared[];
     __shared__ Box boxes[WARPS];
-    __shared__ Gate gates[WARPS];
+    __shared__ u64 barriers[BULK ? WARPS * STAGES : 1];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int chunks = (a.cols + 255) / 256, row_bytes = a.cols / F::BLOCK * F::BYTES;
-    if (lane == 0) {
-        if (ONE) gate_init(&gates[warp], chunks);
-        else box_init(&boxes[warp]);
-    }
+    if (lane == 0) box_init(&boxes[warp]);
+    const RowCopies copies(barriers + (BULK ? warp * STAGES : 0));
     if (a.early) next_may_come();
     const Entries entries;
 
@@ -393,16 +401,9 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
     const int items = ring >= rings ? 0 : a.tiles;  // left-over warps rest
     const int begin = ring * gridDim.x + blockIdx.x, step = rings * gridDim.x;
 
-    // Copies run STAGES - 1 chunks ahead. LANES neighbours copy a row, 16 bytes each: whole sectors of the cache at once.
-    enum {
-        MOST = (CHUNK_BYTES + 30) / 16,
-        LANES = MOST <= 8 ? 8 : MOST <= 16 ? 16 : 32,
-        AT_ONCE = 32 / LANES,  // rows
-        TURNS = ROWS / AT_ONCE
-    };
+    // Copies run STAGES - 1 chunks ahead.
     u8* const stages = shared + a.at_stages + warp * (STAGES * STAGE);
-    const int copy_row = lane / LANES, copy_piece = 16 * (lane % LANES);
-    u8* const copy_to = stages + copy_row * PITCH + copy_piece;
+    const int copy_row = RowCopies::first_row(lane);
     int load_item = begin, load_chunk = place, load_stage = 0, loaded_item = -1, load_rows = 0;  // rows: from this lane's first on
     const u8* load_from = 0;  // of this lane's first row
     auto load = [&]() {
@@ -415,19 +416,12 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
                 loaded_item = load_item;
             }
             const int at = load_chunk * CHUNK_BYTES;
-            const int end = (F::BLOCK == 256 ? (int)CHUNK_BYTES : min((int)CHUNK_BYTES, row_bytes - at)) - copy_piece;
-            const u8* from = load_from + at;
-            u8* to = copy_to + load_stage;
-#pragma unroll
-            for (int i = 0; i < TURNS; i++) {  // rows past the last are not copied, and what comes of them is dropped
-                const int shift = (int)((u64)from & 15);
-                if (i * AT_ONCE < load_rows && -shift < end) copy16(to + i * (AT_ONCE * PITCH), from + (copy_piece - shift));
-                from += AT_ONCE * row_bytes;
-            }
+            const int bytes = F::BLOCK == 256 ? (int)CHUNK_BYTES : min((int)CHUNK_BYTES, row_bytes - at);
+            copies.begin(load_stage, stages + load_stage * STAGE, load_from + at, row_bytes, load_rows, bytes, lane);
         }
-        copies_commit();
+        copies.commit();
         load_chunk += a.ring;
-        load_stage = load_stage == (STAGES - 1) * STAGE ? 0 : load_stage + STAGE;
+        load_stage = load_stage == STAGES - 1 ? 0 : load_stage + 1;
     };
 #pragma unroll 1
     for (int i = 1; i < STAGES; i++) load();
@@ -441,25 +435,26 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
     const Grid grid{shared + a.at_grid + copy * (F::LOOK == WORD ? 4 : 8)};
     Mail* const mail = (Mail*)(shared + a.at_mail);
     const int next = place + 1 == a.ring ? warp - place : warp + 1;
-    float* const table = (float*)(shared + a.at_terms) + (ring * ROWS + g) * a.term_pitch;  // of the ring
+    u8* const own = shared + a.at_own + (warp * ROWS + g) * OWN_PITCH;
 
     Columns columns;  // activation rows by number, past the last the last again
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) columns.input[nt] = shared + min(8 * nt + g, a.n - 1) * a.input_pitch + 8 * t;
 #pragma unroll
     for (int i = 0; i < LINES; i++) {
-        const int row = ONE ? 0 : min(8 * (i / 2) + 2 * t + i % 2, a.n - 1);
+        const int row = min(8 * (i / 2) + 2 * t + i % 2, a.n - 1);
         columns.scales[i] = (const float*)(shared + a.at_scales) + row * a.scale_pitch;
         columns.sums[i] = (const float*)(shared + a.at_sums) + row * a.sum_pitch;
     }
 
     Tile tile;
-    int item = begin, chunk = place, stage = 0, seen_item = -1, turn = 0;  // turn: tiles of the ring before this one
+    int item = begin, chunk = place, stage = 0, seen_item = -1;
+    u32 parity = 0;  // of the stage's filling
     u32 low = 0, high = 0;  // address bits of rows g and g + 8
     u32 taken = 0, handed = 0;
     float acc[PART];
     for (;;) {
-        while (chunk >= chunks) chunk -= chunks, item += step, turn++;
+        while (chunk >= chunks) chunk -= chunks, item += step;
         if (item >= items) break;
         if (item != seen_item) {
             tile = tile_of(a, item);
@@ -468,60 +463,36 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
             seen_item = item;
         }
         load();
-        copies_wait<STAGES - 1>();
-        __syncwarp();
+        copies.wait(stage, parity);
 
-        const u8* from = stages + stage + g * PITCH;
+        const u8* from = stages + stage * STAGE + g * PITCH;
         const u8* p0 = from + ((low + chunk * CHUNK_BYTES) & 15);
         const u8* p1 = from + 8 * PITCH + ((high + chunk * CHUNK_BYTES) & 15);
         const int spans = min(8, a.cols / 32 - 8 * chunk);
-        if (ONE && a.ring > 1) {
-            if (turn > 0) gate_wait_empty(&gates[ring], turn);
-            chunk_terms_of_one(table + chunk * CHUNK_TERMS, a.term_pitch, p0, p1, grid, columns, chunk, t, spans);
-            gate_part(&gates[ring], lane);
-            if (chunk + 1 == chunks) {
-                gate_wait_full(&gates[ring], turn, chunks);
-                add_table(acc, table, a.term_pitch, columns.scales[0], a.cols / 32);
-                gate_empty(&gates[ring], lane);
-                finish(a, acc, tile, g, t);
-            }
-        } else if (ONE) {
-            RowTerms row;
-            chunk_terms_of_one(table, a.term_pitch, p0, p1, grid, columns, chunk, t, spans);
-            __syncwarp();
-            row.load(table, a.term_pitch, columns.scales[0] + 8 * chunk);
-            if (chunk == 0) {
+        float terms[GROUPS][PART], d[LINES][8];
+        chunk_terms(terms, own, p0, p1, grid, columns, chunk, t, spans);
 #pragma unroll
-                for (int i = 0; i < PART; i++) acc[i] = 0.0f;
-            }
-            add_chunk_of_one(acc, row, spans);
-            if (chunk + 1 == chunks) finish(a, acc, tile, g, t);
-        } else {
-            float terms[GROUPS][PART] = {}, d[LINES][8];
-            chunk_terms(terms, p0, p1, grid, columns, chunk, t, spans);
+        for (int i = 0; i < GROUPS * PART; i++) KEEP(terms[i / PART][i % PART]);
 #pragma unroll
-            for (int i = 0; i < GROUPS * PART; i++) KEEP(terms[i / PART][i % PART]);
-#pragma unroll
-            for (int i = 0; i < LINES; i++) {
-                const float4 u = *(const float4*)(columns.scales[i] + 8 * chunk);
-                const float4 v = *(const float4*)(columns.scales[i] + 8 * chunk + 4);
-                d[i][0] = u.x, d[i][1] = u.y, d[i][2] = u.z, d[i][3] = u.w;
-                d[i][4] = v.x, d[i][5] = v.y, d[i][6] = v.z, d[i][7] = v.w;
-            }
-            if (chunk == 0) {
-#pragma unroll
-                for (int i = 0; i < PART; i++) acc[i] = 0.0f;
-            } else if (a.ring > 1) {
-                take_sums(acc, mail + warp, &boxes[warp], taken++, lane);
-            }
-            if (F::BLOCK == 256 || spans == 8) add_terms(acc, terms, d, p0, p1, columns, chunk, 8);
-            else add_terms(acc, terms, d, p0, p1, columns, chunk, spans);
-            if (chunk + 1 == chunks) finish(a, acc, tile, g, t);
-            else if (a.ring > 1) hand_sums(acc, mail + next, &boxes[next], handed++, lane);
+        for (int i = 0; i < LINES; i++) {
+            const float4 u = *(const float4*)(columns.scales[i] + 8 * chunk);
+            const float4 v = *(const float4*)(columns.scales[i] + 8 * chunk + 4);
+            d[i][0] = u.x, d[i][1] = u.y, d[i][2] = u.z, d[i][3] = u.w;
+            d[i][4] = v.x, d[i][5] = v.y, d[i][6] = v.z, d[i][7] = v.w;
         }
+        if (chunk == 0) {
+#pragma unroll
+            for (int i = 0; i < PART; i++) acc[i] = 0.0f;
+        } else if (a.ring > 1) {
+            take_sums(acc, mail + warp, &boxes[warp], taken++, lane);
+        }
+        if (F::BLOCK == 256 || spans == 8) add_terms(acc, terms, d, own, columns, chunk, 8);
+        else add_terms(acc, terms, d, own, columns, chunk, spans);
+        if (chunk + 1 == chunks) finish(a, acc, tile, g, t);
+        else if (a.ring > 1) hand_sums(acc, mail + next, &boxes[next], handed++, lane);
         __syncwarp();  // the stage is free for the copies of the next turn
         chunk += a.ring;
-        stage = stage == (STAGES - 1) * STAGE ? 0 : stage + STAGE;
+        if (++stage == STAGES) stage = 0, parity ^= 1;
     }
     if (a.early) inputs_ready();
 }
