@@ -1,0 +1,216 @@
+"""What the kernels of a prompt's attention and delta net take one by one, ways to cut them, and float products.
+
+    python -m strata.bench.prompt_kernels_cuda --out results.json [--only peak,floats,scan,attention,ways]
+
+Bits are checked first, as prompt_operations does. A kernel's figure is what lies between two events around its launches
+in one call of the operation, outside a graph: microseconds, all its launches together.
+
+Sections   peak: multiply-adds of a loop of nothing else, and of loops that read shared memory beside them in the ways
+           the sources count on; ways: pairs of values under way and blocks of a multiprocessor
+Errors     exit code 1 and the case when a bit differs
+Cost       some 40 s on an H200, half of them for the compiler
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+import numpy as np
+from rich.console import Console
+
+from strata.bench import prompt_operations as parts
+from strata.bench.kernels_cuda import Bench
+from strata.bench.operations_cuda import Operations
+from strata.bench.report import Report, show
+from strata.kernels.cuda import gdn, qsa
+from strata.kernels.ops import Gdn
+
+REPEATS: Final = 5
+DEPTHS: Final = (8192, 2048)
+VALUE_WAYS: Final = ((2, 3), (3, 3), (3, 2), (4, 2))
+"""Pairs of tokens under way, blocks of a multiprocessor."""
+
+PEAK: Final = r"""
+// 96 sums a thread. READS: reads of WORDS words from shared memory for them, as many as a tile of 8 x 12 needs; SHARED_BY:
+// lanes that ask for the same.
+extern "C" __global__ void __launch_bounds__(128, 3) peak(float* out, int turns, float a) {
+    __shared__ __align__(16) float memory[4096];
+    for (int i = threadIdx.x; i < 4096; i += 128) memory[i] = a + i;
+    __syncthreads();
+    float c[96];
+#pragma unroll
+    for (int i = 0; i < 96; i++) c[i] = a + i + threadIdx.x;
+    const int lane = threadIdx.x & 31, at = lane / SHARED_BY * WORDS;
+#pragma unroll 1
+    for (int t = 0; t < turns; t++) {
+        float w[20];
+#pragma unroll
+        for (int i = 0; i < 20; i++) w[i] = a + i;
+#pragma unroll
+        for (int i = 0; i < READS; i++) {
+            const float* from = memory + ((t & 7) + i) * 128 + at;
+            if (WORDS == 1) w[i % 20] = *from;
+            if (WORDS == 2) { const float2 v = *(const float2*)from; w[2 * i % 20] = v.x, w[(2 * i + 1) % 20] = v.y; }
+            if (WORDS == 4) {
+                const float4 v = *(const float4*)from;
+                w[4 * i % 20] = v.x, w[(4 * i + 1) % 20] = v.y, w[(4 * i + 2) % 20] = v.z, w[(4 * i + 3) % 20] = v.w;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 96; i++) c[i] = fmaf(w[i % 8], w[8 + i / 8], c[i]);
+    }
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 96; i++) sum += c[i];
+    if (sum == 12345.0f) *out = sum;
+}
+"""
+
+
+def peak(ops: Operations) -> None:
+    """Multiply-adds with nothing beside them, and with reads of shared memory."""
+    cp, out = ops.cp, ops.cp.zeros(1, ops.cp.float32)
+    blocks, turns = cp.cuda.Device().attributes["MultiProcessorCount"] * 3, 20000
+    for reads, words, shared_by in ((0, 1, 1), (20, 1, 1), (14, 2, 1), (14, 2, 2), (10, 4, 1), (10, 4, 2), (14, 2, 32)):
+        options = (f"-DREADS={reads}", f"-DWORDS={words}", f"-DSHARED_BY={shared_by}", "--fmad=false")
+        kernel = cp.RawKernel(PEAK, "peak", options=options)
+        call = partial(kernel, (blocks,), (128,), (out, np.int32(turns), np.float32(0.5)))
+        what = f"{reads} reads of {words} words, {shared_by} lanes the same" if reads else "nothing else"
+        parts.rates(ops, f"96 multiply-adds, {what}", float(blocks * 128 * 96 * turns), [call])
+
+
+@contextmanager
+def timed_kernels(ops: Operations, *modules: Any) -> Iterator[dict[str, float]]:
+    """Inside, launches of these modules are timed; microseconds by kernel name when it ends."""
+    events: list[tuple[str, Any, Any]] = []
+    spent: dict[str, float] = defaultdict(float)
+
+    def wrap(launch: Callable[..., None]) -> Callable[..., None]:
+        def timed(source: str, name: str, *args: Any, **more: Any) -> None:
+            begin, end = ops.cp.cuda.Event(), ops.cp.cuda.Event()
+            begin.record()
+            launch(source, name, *args, **more)
+            end.record()
+            events.append((name, begin, end))
+
+        return timed
+
+    patches = [patch.object(m, "launch", wrap(m.launch)) for m in modules]
+    for p in patches:
+        p.start()
+    try:
+        yield spent
+    finally:
+        for p in patches:
+            p.stop()
+        ops.cp.cuda.get_current_stream().synchronize()
+        for name, begin, end in events:
+            spent[name] += ops.cp.cuda.get_elapsed_time(begin, end) * 1e3
+
+
+def by_kernel(ops: Operations, work: str, call: Callable[[], Any], macs: dict[str, float], *modules: Any) -> None:
+    """A line for each kernel of a call; macs: multiply-adds of those that have many."""
+
+    def run() -> None:
+        with ops.bench.workspace.scratch():
+            call()
+
+    run()
+    runs: list[dict[str, float]] = []
+    for _ in range(REPEATS):
+        with timed_kernels(ops, *modules) as spent:
+            run()
+        runs.append(spent)
+    for name in runs[0]:
+        us = [r[name] for r in runs]
+        rate = f"{macs[name] / float(np.median(us)) / 1e6:6.2f} TMAC/s" if name in macs else ""
+        ops.bench.add(f"{work}: {name}", "us", us, rate)
+
+
+def scan(ops: Operations) -> None:
+    """The delta net as a whole, its recurrence alone, and its kernels."""
+    parts.scan(ops)
+    heads, d = parts.VALUE_HEADS, parts.HEAD
+    w = Gdn(ops.f(parts.CHANNELS, 4, scale=0.5), -abs(ops.f(heads)), ops.f(heads), abs(ops.f(d)) + np.float32(0.5))
+    for n in DEPTHS:
+        inputs = (ops.f(n, parts.CHANNELS), ops.f(n, heads * d), ops.f(n, heads), ops.f(n, heads))
+        state = (ops.f(1, 3, parts.CHANNELS), ops.f(1, heads, d, d, scale=0.1))
+        call = partial(ops.kernels.gdn, w, *inputs, ops.ints([[0, 0, n]]), *state, parts.EPS)
+        by_kernel(ops, f"delta net {n} rows", call, {"gdn_scan": float(n * heads * d * d * 3)}, gdn)
+
+
+def layer_of(ops: Operations, kv: str, depth: int, n: int) -> tuple[Callable[[], Any], float]:
+    """A call of the attention of the last n of depth tokens, and the multiply-adds of its keys."""
+    ops.kernels.bound = depth
+    layer = parts.Attention(ops, kv, depth)
+    rows = (*layer.where(depth - n, depth), *layer.stored(n), *layer.asked(n))
+    call = partial(ops.kernels.qsa, layer.pages, *rows, layer.norms, layer.rope, parts.BUDGET, parts.EPS)
+    return call, float(parts.HEADS * parts.DIM * sum(parts.kept(p) for p in range(depth - n, depth)))
+
+
+def attention(ops: Operations) -> None:
+    """Kernels of the attention of whole prompts, after a check of the bits."""
+    for kv, depths in (("fp32", DEPTHS), ("fp16", (8192,))):
+        ops.kernels.bound = None
+        parts.Attention(ops, kv, 2304).check(kv)
+        for depth in depths:
+            call, macs = layer_of(ops, kv, depth, depth)
+            rates = {"qsa_keys_row": macs, "qsa_values_row": macs}
+            by_kernel(ops, f"attention {kv}, {depth} rows", call, rates, qsa)
+            parts.rates(ops, f"attention {kv}, {depth} rows", 2 * macs, [call])
+    ops.kernels.bound = None
+
+
+def ways(ops: Operations) -> None:
+    """Values with more or less under way."""
+    call, macs = layer_of(ops, "fp32", 8192, 8192)
+    for ahead, blocks in VALUE_WAYS:
+        with patch.dict(qsa.VALUES_WAY, {"VALUES_AHEAD": ahead, "VALUES_BLOCKS": blocks}):
+            rates = {"qsa_values_row": macs}
+            by_kernel(ops, f"fp32, 8192 rows, {ahead} pairs ahead, {blocks} blocks", call, rates, qsa)
+    ops.kernels.bound = None
+
+
+SECTIONS: Final[dict[str, Callable[[Operations], None]]] = {
+    "peak": peak,
+    "floats": parts.floats,
+    "scan": scan,
+    "attention": attention,
+    "ways": ways,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the records here as JSON")
+    parser.add_argument("--only", default=",".join(SECTIONS), help=f"sections, by comma: {', '.join(SECTIONS)}")
+    args = parser.parse_args(argv)
+    names = args.only.split(",")
+    unknown = [name for name in names if name not in SECTIONS]
+    if unknown:
+        parser.error(f"--only knows {', '.join(SECTIONS)}, not {unknown[0]}")
+    console = Console(width=140)
+    bench = Bench(console)
+    with bench.stream:
+        ops = Operations(bench)
+        card = bench.cp.cuda.runtime.getDeviceProperties(0)["name"].decode()
+        for name in names:
+            SECTIONS[name](ops)
+            bench.cp.get_default_memory_pool().free_all_blocks()
+            if args.out:
+                flags = {"card": card, "sections": names}
+                Report(tool="prompt_kernels_cuda", records=bench.records, flags=flags).write(args.out)
+    show(Report(tool="prompt_kernels_cuda", records=bench.records, flags={"card": card, "sections": names}), console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
