@@ -31,7 +31,7 @@ from rich.console import Console
 from strata.bench.kernels_cuda import CACHE_BYTES, Bench
 from strata.bench.report import Report, show
 from strata.bench.window_launches import Launches
-from strata.kernels.cuda import arguments, compile, mixture, product
+from strata.kernels.cuda import arguments, compile, forms, mixture, product
 from strata.kernels.cuda.plans import RowTuning, Tuning
 from strata.kernels.formats import Weight
 from strata.kernels.reference.fma import fma
@@ -96,6 +96,21 @@ class Case:
 # --------------------------------------------------------------------------------------------------------------- cases
 
 
+def inputs(bench: Bench, n: int, cols: int, w: Weight) -> Any:
+    """Activations as a window has them: who made them has left them as the weights want them, too."""
+    x = bench.workspace.upload(bench.cp.asnumpy(bench.inputs(n, cols)))
+    with bench.stream:
+        forms.leave(bench.workspace, x)
+        known = forms.known(bench.workspace, x, w.type)
+        with bench.workspace.scratch():
+            made = product.quantize(bench.workspace, x, w.type)
+            for to, values in ((known.q, made.q), (known.d, made.d), (known.sums, made.sums)) if known else ():
+                if to is not None:
+                    to[...] = values
+        bench.stream.synchronize()
+    return x
+
+
 def dense(bench: Bench, name: str, n: int, copies: int | None = None) -> Case:
     """One product with its matrices, over copies that leave the cache."""
     kind, rows, cols = DENSE[name]
@@ -103,7 +118,7 @@ def dense(bench: Bench, name: str, n: int, copies: int | None = None) -> Case:
     one = sum(w.data.nbytes for w in first)
     count = copies or max(2, -(-CACHE_BYTES // one))
     sets = [first] + [[Weight(w.type, w.shape, w.data.copy()) for w in first] for _ in range(count - 1)]
-    x = bench.inputs(n, cols)
+    x = inputs(bench, n, cols, first[0])
 
     def launch(weights: list[Weight], tuning: Tuning) -> None:
         with bench.workspace.scratch():
@@ -125,7 +140,7 @@ def experts(bench: Bench, n: int, layers: int = LAYERS) -> Case:
     picked = [np.stack([bench.rng.permutation(EXPERTS)[:USED] for _ in range(n)]) for _ in range(layers)]
     ids = [bench.cp.asarray(p.astype(np.int32)) for p in picked]
     weights = bench.cp.asarray(bench.rng.random((n, USED)).astype(np.float32))
-    x = bench.inputs(n, HIDDEN)
+    x = inputs(bench, n, HIDDEN, stacks[0][0])
     n_bytes = sum(len(np.unique(p)) * sum(w.data.nbytes // EXPERTS for w in stacks[0]) for p in picked)
 
     def launch(i: int, tuning: Tuning) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strata.kernels.cuda import row_product
+from strata.kernels.cuda import product, row_product
 from strata.kernels.cuda.arguments import address
 from strata.kernels.cuda.plans import DENSE, RowTuning
 from strata.kernels.reference.linear import ordered_linear
@@ -13,14 +13,18 @@ from strata.kernels.reference.linear import ordered_linear
 from .conftest import activations, same_bits
 
 
-def dense(host, weights, n, tuning):
+def dense(host, weights, n, tuning, quantised=False):
     x = activations(n, weights[0].cols)
     placed = [host.weight(w) for w in weights]
     outs = [host.upload(np.full((n, w.rows), np.nan, np.float32)) for w in weights]
     matrices = [(address(w.data), o, w.rows) for w, o in zip(placed, outs, strict=True)]
     kind, cols = weights[0].type, weights[0].cols
     plan = row_product.plan(kind, matrices, n, cols, tuning)
-    row_product.dense(plan, kind, matrices, DENSE, x=host.upload(x), n=n, cols=cols)
+    given = {"x": host.upload(x)}
+    if quantised:
+        made = product.quantize(host.workspace(), given["x"], kind)
+        given = {"x": None, "q": made.q, "d": made.d}
+    row_product.dense(plan, kind, matrices, DENSE, **given, n=n, cols=cols)
     for got, want in zip(outs, ordered_linear(weights, x), strict=True):
         same_bits(host.download(got), want)
 
@@ -79,3 +83,10 @@ WINDOWS = [
 @pytest.mark.parametrize("name, rows, cols, n, tuning", WINDOWS, ids=str)
 def test_rows_of_a_window_have_the_bits_of_the_written_order(host, random_weight, name, rows, cols, n, tuning):
     dense(host, [random_weight(name, rows, cols)], n, tuning)
+
+
+@pytest.mark.parametrize(
+    "name, cols, n", [("Q6_K", 2304, 1), ("IQ4_NL", 640, 1), ("Q5_K", 2304, 3), ("IQ3_S", 1280, 8)]
+)
+def test_inputs_that_are_quantised_already_give_the_same_bits(host, random_weight, name, cols, n):
+    dense(host, [random_weight(name, 20, cols)], n, RowTuning(), quantised=True)
