@@ -39,7 +39,7 @@ VALUE_WAYS: Final = ((2, 3), (3, 3), (3, 2), (4, 2))
 """Pairs of tokens under way, blocks of a multiprocessor."""
 
 PEAK: Final = r"""
-// 96 sums a thread. READS: reads of WORDS words from shared memory for them, as many as a tile of 8 x 12 needs; SHARED_BY:
+// 96 sums a thread. READS: reads of WORDS words from shared memory for them, as many as 8 x 12 sums need; SHARED_BY:
 // lanes that ask for the same.
 extern "C" __global__ void __launch_bounds__(128, 3) peak(float* out, int turns, float a) {
     __shared__ __align__(16) float memory[4096];
