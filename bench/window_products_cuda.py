@@ -76,8 +76,15 @@ WINDOW_WAYS = (
     Tuning(together=False, row=RowTuning(warps=12)),
     Tuning(together=False, row=RowTuning(spans=1)),
     Tuning(together=False, row=RowTuning(spans=5)),
+    Tuning(together=True, bulk=True),
+    Tuning(together=True, rows=16),
+    Tuning(together=True, rows=16, bulk=True),
+    Tuning(together=True, rows=16, bulk=True, ring=4),
+    Tuning(together=True, bulk=True, ring=1),
+    Tuning(together=True, bulk=True, ring=2),
+    Tuning(together=True, bulk=True, stages=2),
 )
-"""Of several rows."""
+"""Of several rows, by product_row.cu and by product_window.cu."""
 KERNELS = (Tuning(together=False), Tuning(together=True))
 """Of dense matrices, by product_row.cu and by product_window.cu: `plans.together` should choose the better."""
 
@@ -225,8 +232,8 @@ def measure(bench: Bench, case: Case, tuning: Tuning, note: str = "") -> None:
 
 
 def note_of(way: Tuning) -> str:
-    named = {f.name: getattr(way.row, f.name) for f in fields(way.row)} | {"together": way.together}
-    return "".join(f" {name}={value}" for name, value in named.items() if value is not None)
+    named = [(f.name, getattr(part, f.name)) for part in (way.row, way) for f in fields(part) if f.name != "row"]
+    return "".join(f" {name}={value}" for name, value in named if value is not None)
 
 
 def ways(case: Case) -> Iterator[Tuning]:
