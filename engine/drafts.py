@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from strata.engine.draft.vocabulary import read_vocabulary
 from strata.engine.options import Options, Refused
 from strata.engine.pack import DraftPack, Pack, PackError, open_draft
 from strata.engine.schedule.ports import DraftRules
@@ -12,7 +15,12 @@ def draft_pack(options: Options, pack: Pack) -> DraftPack | None:
     if options.mtp is None or options.spec < 2:
         return None
     try:
-        return open_draft(pack, options.mtp or None)
+        draft = open_draft(pack, options.mtp or None)
+        if options.draft_vocab == "none":
+            return draft
+        return replace(draft, names=read_vocabulary(options.draft_vocab, pack.spec.vocab))
+    except (OSError, ValueError) as error:
+        raise Refused(f"--draft-vocab: {error}; strata-bench draft-vocab makes such a file") from None
     except PackError as error:
         where = (
             "name a file of the draft layer: --mtp FILE" if not options.mtp else "name the draft layer of this model"

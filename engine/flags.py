@@ -266,6 +266,14 @@ _WORKING: Final = (
         "tokens of a sequence that the draft layer remembers, then it begins again",
     ),
     _works(
+        DRAFTS,
+        "--draft-vocab FILE",
+        "none",
+        file,
+        "the draft layer proposes the tokens of this file only, an id a line, and reads a part of the output matrix; "
+        "strata-bench draft-vocab makes one. Never changes the text",
+    ),
+    _works(
         BATCH,
         "--batch-mtp",
         "off",

@@ -72,6 +72,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     spec_min_p: float = 0.0
     suffix_draft: int = 3
     mtp_window: int = 32768
+    draft_vocab: str = "none"
     batch_mtp: bool = False
     verify_accounts: bool = False
     log_states: bool = False

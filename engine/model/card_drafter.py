@@ -103,7 +103,7 @@ class CardDrafter:
         draft_tokens(ids, tokens)
         own = Rows(tokens, self._positions[:n], rows.slots, rows.segments)
         out = self._layer(x, own, self.book.state)
-        likeliest(kernels.workspace, self._layer.logits(out), drafts, p)
+        likeliest(kernels.workspace, self._layer.logits(out), drafts, p, self._layer.names)
         self._device.driver.copy(self._carry[:n], out)
 
     def kept(self, slot: int, row: int, n: int, at: int, draft: int, p: float) -> None:
@@ -161,5 +161,6 @@ class CardDrafter:
         token, position, slot = (self._step[i : i + 1] for i in range(_STEP_INTS))
         out = self._layer(self._fed, Rows(token, position, slot, self._step.reshape(1, 3)), self.book.state)
         ids, p = self._said[:1], self._said[1:].view(np.float32)
-        likeliest(device.kernels.workspace, self._layer.logits(out), ids, p, step=(token, position))
+        logits = self._layer.logits(out)
+        likeliest(device.kernels.workspace, logits, ids, p, self._layer.names, (token, position))
         device.driver.copy(self._fed, out)

@@ -26,7 +26,7 @@ from strata.engine.model.ends import Embedding, Head
 from strata.engine.model.qsa import QsaBlock
 from strata.engine.model.rows import Rows
 from strata.engine.model.stage import Layer, flush
-from strata.engine.model.weights import Binder, embedding_table, output_matrix
+from strata.engine.model.weights import Binder, embedding_table
 from strata.engine.pack import DraftPack, ModelSpec
 from strata.engine.state.slots import StatePool
 from strata.kernels.formats import BY_NAME, Weight
@@ -43,7 +43,10 @@ def draft_spec(spec: ModelSpec, ratio: int) -> ModelSpec:
 
 
 class DraftLayer:
-    """The draft layer of a model on a device. `rope`: the model's angles; they bound the positions."""
+    """The draft layer of a model on a device. `rope`: the model's angles; they bound the positions.
+
+    names   ids of its logits, None where these are those of the vocabulary
+    """
 
     def __init__(self, draft: DraftPack, device: Device, rope: Rope, ends: tuple[Embedding, Head]) -> None:
         spec, kernels = draft.pack.spec, device.kernels
@@ -51,9 +54,12 @@ class DraftLayer:
         bind = Binder(draft.pack, block, device)
         self.spec = draft_spec(spec, draft.spec.ratio)
         self._device = device
-        table, matrix = ends[0].table, ends[1].output[0]
-        if not draft.spec.shared:
-            table, matrix = embedding_table(draft.pack, device), output_matrix(draft.pack, device)
+        table = ends[0].table if draft.spec.shared else embedding_table(draft.pack, device)
+        self.names: I32 | None = None
+        if draft.names is not None:
+            matrix, self.names = device.weight(rows_of(draft.output, draft.names)), device.put(draft.names)
+        else:
+            matrix = ends[1].output[0] if draft.spec.shared else device.weight(draft.output)
         self._embedding = Embedding(device, table, 1)
         self._of_token, self._of_hidden = (
             device.weight(w) for w in halves(draft.pack.weight(f"{block}nextn.eh_proj.weight"))
@@ -95,7 +101,7 @@ class DraftLayer:
         return out
 
     def logits(self, x: F32) -> F32:
-        """X' (n, C, H) -> logits (n, vocab) of the tokens after the next ones."""
+        """X' (n, C, H) -> logits (n, vocab) of the tokens after the next ones; with `names` (m,) of these, (n, m)."""
         return self._head(x)
 
     def _enter(self, x: F32, tokens: I32) -> F32:
@@ -107,6 +113,11 @@ class DraftLayer:
         out: F32 = kernels.linear((self._of_hidden,), h.reshape(n * streams, width))[0].reshape(n, streams, width)
         kernels.hyper_add(out, self._ones[:n], kernels.linear((self._of_token,), e)[0])
         return out
+
+
+def rows_of(w: Weight, rows: I32) -> Weight:
+    """A matrix of some of the rows, copied."""
+    return Weight(w.type, (len(rows), w.cols), np.ascontiguousarray(w.data[rows]))
 
 
 def halves(w: Weight) -> tuple[Weight, Weight]:

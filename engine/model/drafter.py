@@ -66,7 +66,7 @@ class HostDrafter:
         parts = [(one.slot, self.book.place(one.slot, len(one.ids)), one.ids) for one in kept]
         out = self._pass(parts, np.concatenate([one.x for one in kept]))
         last = np.cumsum([len(one.ids) for one in kept]) - 1
-        ids, p = likeliest(self._layer.logits(out[last]))
+        ids, p = self._likeliest(out[last])
         for i, one in enumerate(kept):
             self.book.keep(one.slot, len(one.ids))
             x, epoch = out[last[i] : last[i] + 1], self.book.epoch(one.slot)
@@ -84,7 +84,7 @@ class HostDrafter:
             place = begin + len(found) - 1
             self.book.state.reserve(slot, len(found))
             x = self._pass([(slot, place, np.array(found[-1:], np.int32))], x)
-            ids, likely = likeliest(self._layer.logits(x))
+            ids, likely = self._likeliest(x)
             found.append(int(ids[0]))
             p = float(likely[0])
         return found
@@ -92,6 +92,10 @@ class HostDrafter:
     def copied(self, source: int, target: int) -> None:
         """A slot of the model has become a copy of another one."""
         self.book.copied(source, target)
+
+    def _likeliest(self, x: F32) -> tuple[I32, F32]:
+        ids, p = likeliest(self._layer.logits(x))
+        return ids if self._layer.names is None else self._layer.names[ids], p
 
     def _pass(self, parts: list[tuple[int, int, I32]], x: F32) -> F32:
         return self._layer(x, Rows.of(parts), self.book.state)

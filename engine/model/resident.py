@@ -203,7 +203,7 @@ class Resident:
         for rows in range(1, WINDOW_ROWS + 1):
             self.windows.compute(Layout(rows, rows, rows))
             self.windows.compute(Layout(rows, 1, 1))
-            if rows <= self._verify:
+            if self._verify > 1:
                 self.windows.compute(Layout(rows, 1, rows, verifies=True))
 
     def _largest(self, chunk: int, logits: int) -> None:

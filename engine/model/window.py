@@ -159,6 +159,7 @@ class Windows:
         self._model = model
         self._state = state
         self._device = device
+        self._hows: list[Sampling] = []  # what the settings on the card are
         self._graphs: dict[Layout, _Captured] = {}
         self._tapes: dict[Layout, Tape] = {}
         self._buffers = _Buffers(device, most_rows)
@@ -190,10 +191,12 @@ class Windows:
 
     def sample_with(self, draws: Sequence[Draw]) -> int:
         """How the rows of the windows to come are sampled. Returns the width of their lists, for the layout."""
-        settings, seeds = pack([draw.how for draw in draws])
-        width = max(draw.width for draw in draws)
-        self._upload(self._buffers.settings, settings)
-        self._upload(self._buffers.seeds, seeds)
+        hows, width = [draw.how for draw in draws], max(draw.width for draw in draws)
+        if self._hows[: len(hows)] != hows:  # a sequence is seldom sampled in another way than before
+            settings, seeds = pack(hows)
+            self._upload(self._buffers.settings, settings)
+            self._upload(self._buffers.seeds, seeds)
+            self._hows = hows
         if width:
             self._upload(self._buffers.recent, np.stack([draw.table(width) for draw in draws]))
             self._upload(self._buffers.moduli, np.array([draw.modulus for draw in draws], np.int32))

@@ -115,10 +115,16 @@ class Pack(Mapping[str, Tensor]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftPack:
-    """The draft layer of a model. pack: its tensors, with the model's geometry as `spec`."""
+    """The draft layer of a model. pack: its tensors, with the model's geometry as `spec`.
+
+    output   the output matrix that it uses, of its own file or the model's
+    names    ids that it may propose, ascending, int32 (n,); None: all
+    """
 
     pack: Pack
     spec: DraftSpec
+    output: Weight
+    names: npt.NDArray[np.int32] | None = None
 
 
 def open_pack(path: Path | str) -> Pack:
@@ -132,7 +138,8 @@ def open_draft(trunk: Pack, path: Path | str | None = None) -> DraftPack:
     """The draft layer for a model: from a file of its own, or from the model's. Raises PackError."""
     paths, metadata, tensors = _read(Path(path)) if path is not None else (trunk.paths, trunk.metadata_of_first, trunk)
     draft = read_draft(metadata, {name: t.shape for name, t in tensors.items()}, trunk.spec)
-    return DraftPack(Pack(paths, metadata.values, tensors, trunk.spec, draft_tensors(trunk.spec, draft)), draft)
+    pack = Pack(paths, metadata.values, tensors, trunk.spec, draft_tensors(trunk.spec, draft))
+    return DraftPack(pack, draft, (trunk if draft.shared else pack).weight("output.weight"))
 
 
 def _read(path: Path) -> tuple[tuple[Path, ...], Metadata, dict[str, Tensor]]:

@@ -83,7 +83,8 @@ def test_every_working_option_reaches_its_field():
         "--conversation-cache-slots 3 --conversation-cache-min-free-mib 200 --conversation-cache-disk-mib 300 "
         "--conversation-cache-dir parked --conversation-cache-similarity 0.25 --conversation-cache-n-min 20 "
         "--batch 4 --prefill-beside 32 --short-read 16 --mtp d.gguf --spec 4 --spec-min-p 0.5 "
-        "--suffix-draft 2 --mtp-window 4096 --batch-mtp --plan --json --ram-limit-mib 5000 --kv-resident 30000 "
+        "--suffix-draft 2 --mtp-window 4096 --draft-vocab v.txt --batch-mtp "
+        "--plan --json --ram-limit-mib 5000 --kv-resident 30000 "
         "--vram-reserve-mib 0 --expert-cache 100 --expert-profile hot --resident-experts --resident-cpu-experts "
         "--resident-budget-gib 9 --mmap-experts --no-prefill-borrow --prefill-head-alias"
     )
@@ -119,6 +120,7 @@ def test_every_working_option_reaches_its_field():
         spec_min_p=0.5,
         suffix_draft=2,
         mtp_window=4096,
+        draft_vocab="v.txt",
         batch_mtp=True,
         plan=True,
         json=True,
@@ -211,9 +213,22 @@ def test_a_chunk_of_the_command_line_fits_a_forward_pass():
         (["--json"], "--json: is for --plan; add --plan, or leave it out"),
         (["--ram-limit-mib", "9"], "--ram-limit-mib: is for --plan"),
         (["--plan", "--vram-reserve-mib", "little"], "--vram-reserve-mib: wants a whole number from 0 to"),
-        (["--expert-cache", "9"], "--expert-cache: all weights lie in one memory, that of the host or that of the card; "),
         (
-            ["--plan", "--device", "cuda", "--vram-limit-mib", "8151", "--kv-resident", "100", "--max-context", "90000"],
+            ["--expert-cache", "9"],
+            "--expert-cache: all weights lie in one memory, that of the host or that of the card; ",
+        ),
+        (
+            [
+                "--plan",
+                "--device",
+                "cuda",
+                "--vram-limit-mib",
+                "8151",
+                "--kv-resident",
+                "100",
+                "--max-context",
+                "90000",
+            ],
             "--kv-resident 100: at least 20480 tokens stay in VRAM",
         ),
         (["--rope-scale", "2"], "--rope-scale: the context cannot be extended"),

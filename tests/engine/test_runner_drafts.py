@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -128,6 +130,21 @@ def test_text_with_the_draft_layer_is_the_text_without(drafting, how):
     assert tokens == whole
     assert drafting.state.state_bytes(0) == drafting.state.state_bytes(1)
     assert offered > 60
+
+
+def test_a_draft_vocabulary_bounds_the_drafts_and_not_the_text(packs, drafting):
+    trunk = open_pack(packs["tiny-f32"])
+    names = np.arange(3, trunk.spec.vocab, 5, dtype=np.int32)
+    few = ModelRunner(trunk, OPTIONS, replace(open_draft(trunk, packs["mtp-tiny-q8_0"]), names=names))
+    ids = prompt(9, 5)
+    whole = plain(drafting, 1, ids, GREEDY, 30)
+    tokens, seen = begin(few, 0, ids, GREEDY), set()
+    while len(tokens) < len(whole):
+        drafts = few.propose(row(0, tokens, GREEDY), min(3, len(whole) - len(tokens) - 1), 0.0)
+        seen |= set(drafts)
+        tokens += few.verify([row(0, tokens, GREEDY, drafts)])[0]
+    assert tokens == whole
+    assert len(seen) > 5 and all(token % 5 == 3 for token in seen)
 
 
 def test_a_proposal_is_not_carried_into_another_conversation(drafting):
