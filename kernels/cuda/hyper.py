@@ -3,8 +3,9 @@
 Contracts: `ops.Kernels.hyper_mix`, `ops.Kernels.hyper_add`. `hyper_add_mix` is one after the other: the output of a
 block is added and the streams are normed for the next block in one pass over them.
 
-Cost   two products (C*H x R and back) and about six passes over C*H floats a row; the scratch is 2 * C*H floats for
-       each of at most `rows_at_once` rows
+Cost   two products (C*H x R and back) and, of many rows whose H is a multiple of 128, about five passes over C*H floats
+       a row: the normed streams are not written, only their int8; the scratch is 2 * C*H floats for each of at most
+       `rows_at_once` rows
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ import numpy as np
 from strata.kernels.check import check, require
 from strata.kernels.cuda import forms, hyper_window
 from strata.kernels.cuda.launch import F32, I32, I64, launch
-from strata.kernels.cuda.product import linear
+from strata.kernels.cuda.plans import WINDOW_ROWS
+from strata.kernels.cuda.product import linear, linear_quantized, prompt_order, room_for_quantized
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.ops import LANES, Hyper
 
 _SOURCE: Final = "hyper.cu"
 MAX_WIDTH: Final = 64 * LANES
 """Elements of a stream: a thread holds one in LANES of them in registers."""
+MAX_WIDTH_OF_ROWS: Final = 32 * LANES
+"""The same of `hyper_rows.cu`, which has several rows in registers."""
+_ROWS_OF_A_BLOCK: Final = 2
+"""Rows that read a line of inject together, in `hyper_rows.cu`."""
 _GATE_THREADS: Final = 256
 _WIDE_THREADS: Final = 128
 _WIDTH_OF_LOAD: Final = 4
@@ -77,6 +83,9 @@ def _mix(
         hyper_window.mix(workspace, x, hc, eps, added, u, beta, left)
         return
     scale = F32(1) / F32(streams)
+    if _quantises(hc, n, width):
+        _mix_rows(workspace, x, hc, eps, added, u, beta)
+        return
     normed, _ = hyper_window.norm_streams(workspace, x, hc, eps, added)
     a, *injected = linear(workspace, [hc.down] if hc.inject is None else [hc.down, hc.inject], normed)
     n_beta = 0 if beta is None else beta.size
@@ -87,7 +96,47 @@ def _mix(
     (gates,) = linear(workspace, [hc.up], a)
     launch(
         _SOURCE, "hyper_mean", _wide_grid(n, width), (_WIDE_THREADS,),
-        gates, normed, u, I32(width // _WIDTH_OF_LOAD), scale, STREAMS=streams,
+        gates, normed, u, None, None, I32(width // _WIDTH_OF_LOAD), scale, STREAMS=streams,
+    )  # fmt: skip
+
+
+def _quantises(hc: Hyper, n: int, width: int) -> bool:
+    """Whether `hyper_rows.cu` takes these rows: a prompt whose streams are whole lines of chains."""
+    plain = hc.inject is None or hc.inject.type.name == "F32"
+    return n > WINDOW_ROWS and width % LANES == 0 and width <= MAX_WIDTH_OF_ROWS and not hc.down.type.is_float and plain
+
+
+def _mix_rows(
+    workspace: Workspace,
+    x: DeviceArray,
+    hc: Hyper,
+    eps: float,
+    added: Added | None,
+    u: DeviceArray,
+    beta: DeviceArray | None,
+) -> None:
+    """One batch of rows of a prompt: the normed streams exist as int8, and once more where the gates meet them."""
+    n, streams, width = x.shape
+    kind, cols, scale = hc.down.type, streams * width, F32(1) / F32(streams)
+    order = prompt_order(hc.down, n)
+    made = room_for_quantized(workspace, n, cols, kind)
+    factors = workspace.array((n, streams))
+    inject = None if hc.inject is None or beta is None else hc.inject.data
+    launch(
+        "hyper_rows.cu", "hyper_rows", (-(-n // _ROWS_OF_A_BLOCK),), (LANES,),
+        x, *(added or (None, None)), hc.norm, inject, factors, made.q, made.d, made.sums, beta, I32(n), F32(eps), scale,
+        STREAMS=streams, PER_THREAD=width // LANES, ROWS=_ROWS_OF_A_BLOCK, INPUT_ORDER=order, SUMS=kind.sums,
+        INJECTS=int(inject is not None),
+    )  # fmt: skip
+    a = linear_quantized(workspace, hc.down, made, order)
+    launch(
+        _SOURCE, "hyper_gate", (-(-a.size // _GATE_THREADS),), (_GATE_THREADS,),
+        a, I64(a.size), None, None, I64(0), scale,
+    )  # fmt: skip
+    (gates,) = linear(workspace, [hc.up], a)
+    launch(
+        _SOURCE, "hyper_mean", _wide_grid(n, width), (_WIDE_THREADS,),
+        gates, x, u, factors, hc.norm, I32(width // _WIDTH_OF_LOAD), scale, STREAMS=streams, FACTORS=1,
     )  # fmt: skip
 
 

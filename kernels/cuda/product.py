@@ -69,10 +69,13 @@ def room_for_quantized(workspace: Workspace, n: int, cols: int, kind: TensorType
 class QuantizedInputs:
     """The quantised forms of one input, each made when first wanted."""
 
-    def __init__(self, workspace: Workspace, x: DeviceArray) -> None:
+    def __init__(
+        self, workspace: Workspace, x: DeviceArray, made: dict[tuple[str, int], Quantized] | None = None
+    ) -> None:
+        """`made`: by order and group of sums, what there is already."""
         self._workspace = workspace
         self._x = x
-        self._made: dict[tuple[str, int], Quantized] = {}
+        self._made = made or {}
 
     def of(self, kind: TensorType, order: str) -> Quantized:
         """As a type wants it, in the order of a plan."""
@@ -251,6 +254,20 @@ def _prompt(
     arguments["row_tiles"] = runs
     blocks = runs * -(-n // plan.cut.columns)
     run(plan.source, plan.constants(kind, DENSE), blocks, plan.cut.threads, arguments, plan.shared)
+
+
+def prompt_order(w: Weight, n: int) -> str:
+    """The order in which a prompt of n rows wants its inputs for this matrix alone."""
+    return prompt_plans.prompt_plan(cards.card(), w.type, DENSE, (w.rows,), w.cols, n).order(w.type)
+
+
+def linear_quantized(workspace: Workspace, w: Weight, made: Quantized, order: str) -> DeviceArray:
+    """A prompt's product with inputs that are quantised for it, in the order that `prompt_order` says: (n, rows)."""
+    n = len(made.q)
+    require(n > WINDOW_ROWS, f"inputs are quantised apart for prompts of more than {WINDOW_ROWS} rows, got {n}")
+    out = workspace.array((n, w.rows))
+    _prompt([w], [out], made.q, QuantizedInputs(workspace, made.q, {(order, w.type.sums): made}), None)
+    return out
 
 
 def dequantize(workspace: Workspace, w: Weight, rows: DeviceArray) -> DeviceArray:

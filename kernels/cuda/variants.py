@@ -27,6 +27,11 @@ def operations() -> Iterator[tuple[str, Constants]]:
         yield "hyper.cu", {"PER_THREAD": per, "STREAMS": 4}
     for order, sums in (("NATIVE", 0), ("NATIVE", 16), ("EVEN_ODD", 0)):
         yield "hyper.cu", {"PER_THREAD": 20, "STREAMS": 4, "INPUT_ORDER": order, "SUMS": sums}
+    yield "hyper.cu", {"STREAMS": 4, "FACTORS": 1}
+    for order, sums in (("NATIVE", 16), ("EIGHT", 0), ("WIDE_NATIVE", 0)):
+        rows: Constants = {"STREAMS": 4, "PER_THREAD": 20, "ROWS": 2, "INPUT_ORDER": order, "SUMS": sums}
+        for injects in (0, 1):
+            yield "hyper_rows.cu", rows | {"INJECTS": injects}
     for kind, spans in (("Q8_0", 10), ("Q8_0", 2), ("Q5_1", 10), ("IQ4_NL", 24)):
         up: Constants = {"TYPE": kind, "SPANS": spans, "STREAMS": 4}
         for fresh, eights, at_once in ((1, 1, 1), (0, 1, 5), (0, 2, 5)):

@@ -4,7 +4,8 @@
 //              INPUT_ORDER of a format also int8 and scales of normed, and SUMS of groups of so many, as quantize.cu leaves
 //              them, but the first halves of all blocks of 32 before the second halves, as hyper_down.cu reads them
 // hyper_gate   a = silu(a * scale) in place; beta = 2 * sigmoid(inject * scale)
-// hyper_mean   u = (sum_c sigmoid(gates[c]) * normed[c]) * scale, c ascending, first a product, then fma
+// hyper_mean   u = (sum_c sigmoid(gates[c]) * normed[c]) * scale, c ascending, first a product, then fma. With FACTORS = 1
+//              `normed` is x, and normed[c] = (x[c] * factors[c]) * w[c]
 // hyper_add    x = fma(beta, y, x)
 // Constants   PER_THREAD elements of a thread of hyper_norm: H <= LANES * PER_THREAD. All are read at once, since a window
 //             has few blocks and waits for memory.
@@ -20,6 +21,9 @@
 #endif
 #ifndef STREAMS
 #define STREAMS 4
+#endif
+#ifndef FACTORS
+#define FACTORS 0
 #endif
 
 KERNEL void __launch_bounds__(LANES)
@@ -102,9 +106,13 @@ DEVICE float4 add_gated(float4 gate, float4 v, float4 sum) {
                        fmaf(sigmoid_f32(gate.z), v.z, sum.z), fmaf(sigmoid_f32(gate.w), v.w, sum.w));
 }
 
+DEVICE float4 normed_by(float4 v, float r, float4 w) {
+    return make_float4((v.x * r) * w.x, (v.y * r) * w.y, (v.z * r) * w.z, (v.w * r) * w.w);
+}
+
 // A thread makes four values of one row. `quarter` = H / 4. All loads come before the first logistic.
-KERNEL void __launch_bounds__(128)
-    hyper_mean(const float4* gates, const float4* normed, float4* u, int quarter, float scale) {
+KERNEL void __launch_bounds__(128) hyper_mean(const float4* gates, const float4* normed, float4* u, const float* factors,
+                                              const float4* w, int quarter, float scale) {
     inputs_ready();
     const int i = blockIdx.x * 128 + threadIdx.x;
     if (i >= quarter) return;
@@ -114,6 +122,10 @@ KERNEL void __launch_bounds__(128)
     float4 gate[STREAMS], v[STREAMS];
 #pragma unroll
     for (int c = 0; c < STREAMS; c++) gate[c] = gates[c * quarter], v[c] = normed[c * quarter];
+#if FACTORS
+#pragma unroll
+    for (int c = 0; c < STREAMS; c++) v[c] = normed_by(v[c], factors[row * STREAMS + c], w[c * quarter + i]);
+#endif
     float4 sum = gated(gate[0], v[0]);
 #pragma unroll
     for (int c = 1; c < STREAMS; c++) sum = add_gated(gate[c], v[c], sum);

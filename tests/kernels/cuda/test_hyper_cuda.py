@@ -146,3 +146,26 @@ def test_products_of_a_mix_have_the_bits_of_products_of_its_numbers(target, same
     same = target.put(target.host(u))  # nobody knows anything of it
     for got, want in zip(product.linear(space, weights, u), product.linear(space, weights, same), strict=True):
         same_bits(target.host(got), target.host(want))
+
+@pytest.mark.parametrize("inject", [True, False])
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize(
+    ("n", "c", "h", "kind"), [(17, 4, 128, "Q6_K"), (20, 2, 256, "Q5_K"), (33, 4, 640, "Q2_K"), (18, 2, 128, "IQ3_S")]
+)
+def test_a_prompts_mix_without_normed_streams_is_add_then_mix(
+    target, same_bits, random_weight, n, c, h, kind, added, inject
+):
+    hc = case(random_weight, c, h, 32, "Q8_0", inject)
+    hc = replace(hc, down=random_weight(kind, 32, c * h))
+    x, y, beta = streams(n, c, h), streams(n, h), streams(n, c)
+    x[:, 0, :32] = 0
+    on_device = target.put(x)
+    before = (target.put(beta), target.put(y)) if added else None
+    u, made = hyper_mix(target.workspace(16), on_device, target.put(hc), EPS, 64, before)
+    if added:
+        cpu.hyper_add(x, beta, y)
+    want, want_beta = cpu.hyper_mix(x, hc, EPS)
+    same_bits(target.host(u), want)
+    same_bits(target.host(on_device), x)
+    if inject:
+        same_bits(target.host(made), want_beta)

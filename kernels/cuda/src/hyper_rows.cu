@@ -1,0 +1,119 @@
+// A prompt's rows on their way into a hyper-connection, in one pass over their streams.
+//
+// hyper_rows   [x = fma(beta, y, x) when beta is given,] normed = rms(x) per stream, which is not written: q, d and sums are
+//              its int8, scales and sums of groups as quantize.cu leaves them, `factors` the r of each stream; with `inject`
+//              also strength = 2 * sigmoid(lanes(inject * normed) * scale)
+// A block has 128 threads and ROWS rows; thread j is chain j of every sum. inject is read from the first cache by all blocks.
+//
+// Constants   STREAMS, PER_THREAD = H / 128, ROWS, INPUT_ORDER, SUMS (0, 16, 32), INJECTS (0, 1)
+// Shapes      x (n, C, H), y (n, H), beta and strength (n, C), w (C, H), inject (C, C * H), factors (n, C)
+// Cost        x is read and written once, y read once from memory; a byte and an eighth written an element
+#include "rows.cuh"
+#include "formats.cuh"
+#include "quantize.cuh"
+#include "quantize_lane.cuh"
+
+enum { H = LANES * PER_THREAD, KEPT = INJECTS ? STREAMS : 1 };
+
+// Sums over the chains of all threads, as `lanes` folds them; every thread gets them.
+template <int N>
+DEVICE void fold_all(float (&sums)[N], const float (&chains)[N], float (&buffer)[N][LANES]) {
+    const int j = threadIdx.x, lane = j & 31;
+    __syncthreads();  // what was there before is read
+#pragma unroll
+    for (int i = 0; i < N; i++) buffer[i][j] = chains[i];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float* p = buffer[i];
+        sums[i] = fold_warp((p[lane] + p[lane + 64]) + (p[lane + 32] + p[lane + 96]));
+    }
+}
+
+// One stream of a row, quantised: block `first` and every fourth one.
+DEVICE void store_quantized(const float (&v)[PER_THREAD], long long first, u8* q, float* d, float* sums) {
+    const int lane = threadIdx.x & 31;
+    const LaneScales<PER_THREAD> scales(v);
+#pragma unroll
+    for (int h = 0; h < scales.HELD; h++)
+        if (lane + 32 * h < PER_THREAD)
+            d[first + (lane + 32 * h) * (LANES / 32)] = stored_scale<INPUT_ORDER>(scales.d[h]);
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++) {
+        const long long block = first + i * (LANES / 32);
+        const int each = scales.quantized(v[i], i);
+        q[32 * block + place_in_block<INPUT_ORDER>(lane)] = (u8)each;
+#if SUMS
+        const int sum = sum_of_group<SUMS>(each);
+        if (lane % SUMS == 0) sums[block * (32 / SUMS) + lane / SUMS] = (float)sum;
+#endif
+    }
+}
+
+KERNEL void __launch_bounds__(LANES)
+    hyper_rows(float* x, const float* beta, const float* y, const float* w, const float* inject, float* factors, u8* q,
+               float* d, float* sums, float* strength, int n, float eps, float scale) {
+    __shared__ float buffer[ROWS * KEPT][LANES];
+    const int first = blockIdx.x * ROWS, j = threadIdx.x;
+    float chains[ROWS * KEPT] = {};
+    inputs_ready();
+#pragma unroll 1
+    for (int c = 0; c < STREAMS; c++) {
+        float v[ROWS][PER_THREAD];
+        float squares[ROWS] = {}, r[ROWS];
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            const long long row = min(first + k, n - 1);  // a row that is not there is the last one again, not written
+            float* own = x + (row * STREAMS + c) * H + j;
+#pragma unroll
+            for (int i = 0; i < PER_THREAD; i++) v[k][i] = own[i * LANES];
+            if (beta) {
+                const float b = beta[row * STREAMS + c];
+                float added[PER_THREAD];
+#pragma unroll
+                for (int i = 0; i < PER_THREAD; i++) added[i] = y[row * H + j + i * LANES];
+#pragma unroll
+                for (int i = 0; i < PER_THREAD; i++) v[k][i] = fmaf(b, added[i], v[k][i]);
+                if (first + k < n)
+#pragma unroll
+                    for (int i = 0; i < PER_THREAD; i++) own[i * LANES] = v[k][i];
+            }
+#pragma unroll
+            for (int i = 0; i < PER_THREAD; i++) squares[k] = fmaf(v[k][i], v[k][i], squares[k]);
+        }
+        fold_all<ROWS>(r, squares, reinterpret_cast<float(&)[ROWS][LANES]>(buffer));
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) r[k] = rms_factor(r[k], H, eps);
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; i++) {
+            const float factor = w[c * H + j + i * LANES];
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) v[k][i] = (v[k][i] * r[k]) * factor;
+        }
+#if INJECTS
+#pragma unroll
+        for (int o = 0; o < STREAMS; o++)
+#pragma unroll
+            for (int i = 0; i < PER_THREAD; i++) {
+                const float weight = inject[(o * STREAMS + c) * H + j + i * LANES];
+#pragma unroll
+                for (int k = 0; k < ROWS; k++) chains[k * STREAMS + o] = fmaf(weight, v[k][i], chains[k * STREAMS + o]);
+            }
+#endif
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            if (first + k >= n) break;
+            const long long stream = (long long)(first + k) * STREAMS + c;
+            if (j == 0) factors[stream] = r[k];
+            store_quantized(v[k], (stream * H + j) / 32, q, d, sums);
+        }
+    }
+#if INJECTS
+    float logits[ROWS * STREAMS];
+    fold_all<ROWS * STREAMS>(logits, chains, buffer);
+#pragma unroll
+    for (int i = 0; i < ROWS * STREAMS; i++)
+        if (j == i && first * STREAMS + i < n * STREAMS)
+            strength[first * STREAMS + i] = 2.0f * sigmoid_f32(logits[i] * scale);
+#endif
+}
