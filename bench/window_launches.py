@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
 from strata.engine.device.driver import Driver
-from strata.kernels.cuda.ahead import AHEAD, NOTHING
 from strata.kernels.cuda.kernel import Kernel
 
 REPLAYS = 11
@@ -119,15 +118,6 @@ class Launches:
         """`Kernel.prefer_shared` of all of them."""
         for launch in self._all:
             launch.kernel.prefer_shared(percent)
-
-    def without_hints(self) -> Launches:
-        """No kernel asks for weights of kernels to come (kernels/cuda/ahead.py)."""
-
-        def plain(argument: Any) -> Any:
-            return NOTHING if isinstance(argument, np.ndarray) and argument.dtype == AHEAD else argument
-
-        changed = [replace(launch, arguments=tuple(map(plain, launch.arguments))) for launch in self._all]
-        return Launches(changed, self._picks)
 
     def queue(self, without: Collection[str] = (), twice: Collection[str] = ()) -> None:
         """Queue them again, but those that move the window on: some labels not at all, some twice."""

@@ -165,8 +165,6 @@ def shares(resident: Resident, n: int, limits: Limits) -> list[Record]:
         launches.prefer_shared(percent)
         times = [microseconds(driver, launches)]
         records.append(Record.of(f"window of {n}, {percent} % of the first cache as shared memory", "us", times))
-    times = [microseconds(driver, launches.without_hints())]
-    records.append(Record.of(f"window of {n}, nothing asked for ahead", "us", times))
     found = {label: launches.share(driver, label, whole) for label in launches.counts() if label != ADVANCES}
     for label, us in sorted(found.items(), key=lambda item: -item[1]):
         count = launches.counts()[label]

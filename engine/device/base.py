@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strata.kernels.formats import Weight
-from strata.kernels.ops import AttentionPages, Gdn, Hyper, Kernels, Norms, Rope
+from strata.kernels.ops import AttentionPages, Hyper, Kernels, Norms, Rope
 
 Array = Any
 """An array on the device: NumPy on the host, CuPy on a card."""
@@ -99,9 +99,6 @@ class Device(StateMemory, Protocol):
 
     def place(self, arrays: Sequence[npt.NDArray[np.int32]]) -> Sequence[Array]:
         """What describes the rows of a pass, where kernels read it until the next `place`."""
-
-    def ahead(self, w: Gdn, following: Weight) -> None:
-        """A hint for good: after a delta net with these weights comes a product with this matrix."""
 
     def expect(self, bound: int | None) -> None:
         """The positions of the next pass are below the bound; None: they may be anything."""

@@ -28,10 +28,11 @@ from strata.engine.device.base import MAX_ROWS, Bytes, Memory
 from strata.engine.device.driver import Array, CupyDriver, Driver
 from strata.engine.device.loading import Copy, Loading, flat
 from strata.kernels.cuda.backend import CudaKernels
+from strata.kernels.cuda.draft import keep_rows
 from strata.kernels.cuda.product import linear
 from strata.kernels.cuda.workspace import OutOfWorkspace, Workspace
 from strata.kernels.formats import Weight
-from strata.kernels.ops import AttentionPages, Gdn, Hyper, Norms, Rope
+from strata.kernels.ops import AttentionPages, Hyper, Norms, Rope
 
 STAGING: Final = 8
 """Small copies that may be under way at once."""
@@ -228,9 +229,6 @@ class CudaDevice:
         self._spaces = [Workspace(part) for part in parts]
         self.kernels.workspace = self._spaces[0] if parts else self._counters
 
-    def ahead(self, w: Gdn, following: Weight) -> None:
-        self.kernels.ahead(w, following)
-
     def expect(self, bound: int | None) -> None:
         self.kernels.bound = bound
 
@@ -278,7 +276,7 @@ class CudaDevice:
 
     def retain(self, x: Array) -> Array:
         kept = self.tape.array(x.shape, x.dtype)
-        self.driver.copy(kept, x)
+        keep_rows(x, kept)
         return kept
 
     def place(self, arrays: Sequence[npt.NDArray[np.int32]]) -> Sequence[Array]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from strata.engine.device.base import Array, Bytes, Memory
 from strata.kernels.formats import Weight
-from strata.kernels.ops import AttentionPages, Gdn, Hyper, Kernels, Norms, Rope
+from strata.kernels.ops import AttentionPages, Hyper, Kernels, Norms, Rope
 
 BACKENDS: Final = ("cpu", "reference")
 MEMINFO: Final = Path("/proc/meminfo")
@@ -95,9 +95,6 @@ class HostDevice(HostMemory):
 
     def place(self, arrays: Sequence[npt.NDArray[np.int32]]) -> Sequence[Array]:
         return arrays
-
-    def ahead(self, w: Gdn, following: Weight) -> None:
-        """Nothing to do: the processor finds its own way."""
 
     def expect(self, bound: int | None) -> None:
         """Nothing to do: the kernels look at the positions."""

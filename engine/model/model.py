@@ -131,7 +131,6 @@ def _bind_layers(pack: Pack, device: Device, rope: Rope) -> list[Layer]:
         mixer: GdnBlock | QsaBlock
         if recurrent:
             mixer = GdnBlock(kernels, bind.gdn(), ordinal, spec.eps)
-            device.ahead(mixer.weights.small, *mixer.weights.out)
         else:
             mixer = QsaBlock(
                 device=device,

@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from strata.kernels.check import require
-from strata.kernels.cuda import ahead
 from strata.kernels.cuda import embed as embeds
 from strata.kernels.cuda import gdn as gdns
 from strata.kernels.cuda import hyper as hypers
@@ -42,6 +41,8 @@ from strata.kernels.ops import AttentionPages, Gdn, Hyper, Moe, Norms, Ple, Rope
 
 ROWS_AT_ONCE: Final = 8192
 ATTENTION_BYTES: Final = 256 << 20
+_SHARED_HEADS: Final = 1024
+"""Key heads of all sequences of a window, of which the delta net keeps count."""
 
 
 class CudaKernels:
@@ -58,9 +59,9 @@ class CudaKernels:
         self.workspace = workspace
         self._rows_at_once = rows_at_once
         self._limits = qsas.limits(workspace, attention_bytes)
-        self._hints: dict[int, tuple[Gdn, np.ndarray]] = {}
-        self._ended = workspace.array((1,), np.uint32)
+        self._ended, self._heads_ended = workspace.array((1,), np.uint32), workspace.array((_SHARED_HEADS,), np.uint32)
         self._ended[...] = 0
+        self._heads_ended[...] = 0
         self._banks: dict[int, tuple[Moe, tuple[Bank, Bank, Bank], Shared | None]] = {}
 
     @property
@@ -121,8 +122,7 @@ class CudaKernels:
         eps: float,
     ) -> DeviceArray:
         """`ops.Kernels.gdn`."""
-        _, hint = self._hints.get(id(w), (w, ahead.NOTHING))
-        return gdns.gdn(self.workspace, w, p, z, b, a, segments, conv, state, eps, hint)
+        return gdns.gdn(self.workspace, w, p, z, b, a, segments, conv, state, eps)
 
     def qsa_store(
         self,
@@ -181,10 +181,6 @@ class CudaKernels:
     def route(self, logits: DeviceArray, used: int) -> tuple[DeviceArray, DeviceArray]:
         """`ops.Kernels.route`."""
         return routes.route(self.workspace, logits, used)
-
-    def ahead(self, w: Gdn, following: Weight) -> None:
-        """A window's `gdn` with these weights is followed by a product with this matrix: it asks for it early."""
-        self._hints[id(w)] = w, ahead.struct(following)
 
     def bind_experts(self, w: Moe) -> None:
         """Put the addresses of a block's experts on the device, once, before its first `moe` is captured."""
