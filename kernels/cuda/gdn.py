@@ -17,6 +17,7 @@ import numpy as np
 from strata.kernels.check import check, require
 from strata.kernels.cuda import ahead, forms
 from strata.kernels.cuda import card as cards
+from strata.kernels.cuda.arguments import address
 from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.launch import F32, I32, launch
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
@@ -37,6 +38,11 @@ _WARPS: Final = 4
 _GROUPS: Final = 8
 """Groups of state rows, as in the sources."""
 _FLOAT: Final = 4
+OUTPUT: Final = np.dtype(
+    [(name, np.uint64) for name in ("z", "w", "y", "ended")] + [("forms", forms.FORMS), ("n", I32), ("eps", F32)],
+    align=True,
+)
+"""Output of gdn_slots.cu."""
 
 
 def slots_bytes(columns: int, d: int, tokens: int) -> int:
@@ -44,11 +50,11 @@ def slots_bytes(columns: int, d: int, tokens: int) -> int:
     return _FLOAT * (columns * d + 2 * _GROUPS * columns + tokens * (2 * d + columns + 2))
 
 
-def slots_columns(card: Card, segments: int, heads: int, d: int, tokens: int) -> int:
+def slots_columns(card: Card, segments: int, heads: int, d: int, tokens: int, whole: bool) -> int:
     """State columns of a block of gdn_slots.cu, as many as leave a block for every multiprocessor; 0: there are too few
-    states for it."""
+    states for it. `whole`: it may be all columns of a head."""
     for columns in (128, 64):
-        fits = columns <= d and slots_bytes(columns, d, tokens) <= card.shared_block
+        fits = columns < d + whole and slots_bytes(columns, d, tokens) <= card.shared_block
         if fits and segments * heads * (d // columns) >= card.multiprocessors:
             return columns
     return 0
@@ -66,10 +72,12 @@ def gdn(
     state: DeviceArray,
     eps: float,
     hint: np.ndarray = ahead.NOTHING,
+    ended: DeviceArray | None = None,
 ) -> DeviceArray:
     """p (n, 2*K*D + V*D), z (n, V*D), b and a (n, V) -> (n, V*D); `conv` and `state` advance in place.
 
-    `hint`: the matrix that a window reads next (ahead.py).
+    `hint`: the matrix that a window reads next (ahead.py). `ended`: uint32 zeros, and zeros again afterwards; with one
+    for every segment and key head a window of many sequences is one launch.
     """
     size = check(
         w_a=(w.a, "V", F32),
@@ -104,13 +112,17 @@ def gdn(
     left = forms.leave(workspace, y) if window else forms.NOTHING
     with workspace.scratch():
         o = workspace.array((n, heads * d))
-        columns = slots_columns(cards.card(), size["s"], heads, d, tokens) if window else 0
+        whole = ended is not None and ended.size >= size["s"] * key_heads
+        columns = slots_columns(cards.card(), size["s"], heads, d, tokens, whole) if window else 0
         if columns:
+            output = np.array((*map(address, (z, w.norm, y, ended)), left, n, eps), OUTPUT)
             launch(
                 "gdn_slots.cu", "gdn_slots", (d // columns, heads, size["s"]), (_GROUPS * columns // 4,),
-                p, *weights, state, segments, o, *sizes, hint, shared=slots_bytes(columns, d, tokens),
+                p, *weights, state, segments, o, *sizes, hint, output, shared=slots_bytes(columns, d, tokens),
                 TOKENS=tokens, COLUMNS=columns, **constants,
             )  # fmt: skip
+            if columns == d:
+                return y
         elif window:
             launch(
                 "gdn_window.cu", "gdn_window", grid, block, p, *weights, state, segments, o, *sizes, hint,

@@ -74,14 +74,9 @@ KERNEL void __launch_bounds__(128)
     }
     inputs_ready();
     if (!works) return;
-    float chains[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int m = 0; m < PARTS; m++) v[m] = o[at + 32 * m];
-#pragma unroll
-    for (int m = 0; m < PARTS; m++) chains[m] = fmaf(v[m], v[m], chains[m]);
-    const float r = rms_factor(fold_chains(chains), D, eps);
-#pragma unroll
-    for (int m = 0; m < PARTS; m++) v[m] = ((v[m] * r) * factor[m]) * sigmoid_f32(gate[m]);
+    gated_norm(v, factor, gate, eps);
 #pragma unroll
     for (int m = 0; m < PARTS; m++) y[at + 32 * m] = v[m];
     forms.leave(v, vector * PARTS, static_cast<long long>(n) * value_heads * D);

@@ -3,12 +3,17 @@
 // A block is COLUMNS columns of one value head in one segment. Thread (group, quad) has the D / 8 rows of its group and four
 // neighbouring columns; it copies them to shared memory itself, so it waits for nobody else's, and begins with the first
 // rows while the others are under way. The second pass over the rows takes them from there again: with the state in
-// registers only half as many blocks would be under way. Sums over the groups go through shared memory.
+// registers only half as many blocks would be under way. Sums over the groups go through shared memory. A block with all
+// columns of a head makes the head's output (gdn_output of gdn.cu) and moves the kept inputs; in place, those of a query and
+// key head after the last block that reads them.
 // Constants   HEAD_SIZE = D, TAPS, TOKENS of a segment at most, COLUMNS (a multiple of 32 up to D)
 // Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), to another row or in place
 // Source   the order of every sum is that of `ops.Kernels.gdn`
 #include "ahead.cuh"
 #include "gdn_window.cuh"
+#include "formats.cuh"
+#include "quantize_lane.cuh"
+#include "forms.cuh"
 
 #ifndef TOKENS
 #define TOKENS 1
@@ -131,10 +136,52 @@ DEVICE void delta_step(Memory& memory, int t, const Keep& keep) {
     __syncthreads();
 }
 
+// What a block with a whole head does behind the delta rule. `ended`: a word that is 0 for each segment and key head.
+struct Output {
+    const float *z, *w;
+    float* y;
+    u32* ended;
+    Forms forms;
+    int n;
+    float eps;
+
+    // The output of a token's head from the sums of the groups, by a warp.
+    DEVICE void leave(const float (&gate)[PARTS], const float* sums, long long head) const {
+        const int lane = threadIdx.x & 31;
+        float v[PARTS], factor[PARTS];
+#pragma unroll
+        for (int m = 0; m < PARTS; m++) v[m] = fold_groups(sums + lane + 32 * m, COLUMNS), factor[m] = w[lane + 32 * m];
+        gated_norm(v, factor, gate, eps);
+#pragma unroll
+        for (int m = 0; m < PARTS; m++) y[head * D + lane + 32 * m] = v[m];
+        forms.leave(v, head * PARTS, static_cast<long long>(n) * gridDim.y * D);
+    }
+};
+
+// The inputs of one head to the row that the state advances to, by a warp.
+DEVICE void keep_head(const Window& window, float* conv, int head) {
+    const int channel = head * D + (threadIdx.x & 31);
+    float v[TAPS - 1][PARTS];
+    window.last(v, channel);
+    window.keep(conv, channel, v);
+}
+
+// All that a block has to keep, after it has read its inputs.
+DEVICE void keep_inputs(const Work& g, float* conv, u32* ended) {
+    const Segment& s = g.window.s;
+    const int key_head = g.head % g.key_heads, warp = threadIdx.x >> 5;
+    bool shared = g.head < g.key_heads;
+    if (s.to == s.slot) shared = last_block(ended + blockIdx.z * g.key_heads + key_head, g.value_heads / g.key_heads);
+    if (warp == 1) keep_head(g.window, conv, 2 * g.key_heads + g.head);
+    if (warp == 2 && shared) keep_head(g.window, conv, key_head);
+    if (warp == 3 && shared) keep_head(g.window, conv, g.key_heads + key_head);
+}
+
 KERNEL void __launch_bounds__(THREADS, BLOCKS)
-    gdn_slots(const float* p, const float* conv_w, const float* conv, const float* b, const float* a, const float* w_a,
+    gdn_slots(const float* p, const float* conv_w, float* conv, const float* b, const float* a, const float* w_a,
               const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads,
-              PARAMETER Ahead ahead) {
+              PARAMETER Ahead ahead, PARAMETER Output output) {
+    constexpr bool WHOLE = COLUMNS == D;
     extern __shared__ __align__(16) char dynamic[];
     Memory& memory = *reinterpret_cast<Memory*>(dynamic);
     const int tid = threadIdx.x, group = tid / QUADS, head = blockIdx.y, column = blockIdx.x * COLUMNS;
@@ -151,18 +198,25 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS)
     inputs_ready();
     ahead.ask((blockIdx.z * gridDim.y + head) * gridDim.x + blockIdx.x, gridDim.x * gridDim.y * gridDim.z);
     const int channels = (2 * key_heads + value_heads) * D;
-    convolve_tokens(memory.tokens, {Window::of(p, conv_w, conv, channels, seg), b, a, w_a, w_dt, key_heads, value_heads,
-                                    head, column});
+    const Work work = {Window::of(p, conv_w, conv, channels, seg), b, a, w_a, w_dt, key_heads, value_heads, head, column};
+    convolve_tokens(memory.tokens, work);
     __syncthreads();
-    const int last = seg.end - seg.begin - 1;
-    o += (static_cast<long long>(seg.begin) * value_heads + head) * D + column + tid;
+    const float* sums = reinterpret_cast<const float*>(memory.queries);
+    const bool first_warp = tid < 32;
 #pragma unroll 1
-    for (int t = 0; t <= last; t++) {
-        if (TOKENS == 1 || t == last)
-            delta_step(memory, t, [&](int row, const float4& s) { *reinterpret_cast<float4*>(after + row * D) = s; });
+    for (int row = seg.begin; row < seg.end; row++) {
+        const long long vector = static_cast<long long>(row) * value_heads + head;
+        const int t = row - seg.begin;
+        float gate[PARTS];
+        if (WHOLE && first_warp)
+#pragma unroll
+            for (int m = 0; m < PARTS; m++) gate[m] = output.z[vector * D + tid + 32 * m];
+        if (TOKENS == 1 || row == seg.end - 1)
+            delta_step(memory, t, [&](int i, const float4& s) { *reinterpret_cast<float4*>(after + i * D) = s; });
         else
-            delta_step(memory, t, [&](int row, const float4& s) { memory.state[row][tid] = s; });
-        if (tid < COLUMNS)
-            o[static_cast<long long>(t) * value_heads * D] = fold_groups(reinterpret_cast<const float*>(memory.queries) + tid, COLUMNS);
+            delta_step(memory, t, [&](int i, const float4& s) { memory.state[i][tid] = s; });
+        if (WHOLE && first_warp) output.leave(gate, sums, vector);
+        if (!WHOLE && tid < COLUMNS) o[vector * D + column + tid] = fold_groups(sums + tid, COLUMNS);
     }
+    if (WHOLE) keep_inputs(work, conv, output.ended);
 }

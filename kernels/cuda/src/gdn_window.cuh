@@ -89,6 +89,16 @@ DEVICE void make_unit(float (&v)[PARTS], float scale) {
     for (int m = 0; m < PARTS; m++) v[m] = (v[m] * r) * scale;
 }
 
+// (rms(v) with norm factors) * sigmoid(gate) of a vector of a warp.
+DEVICE void gated_norm(float (&v)[PARTS], const float (&factor)[PARTS], const float (&gate)[PARTS], float eps) {
+    float chains[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int m = 0; m < PARTS; m++) chains[m] = fmaf(v[m], v[m], chains[m]);
+    const float r = rms_factor(fold_chains(chains), D, eps);
+#pragma unroll
+    for (int m = 0; m < PARTS; m++) v[m] = ((v[m] * r) * factor[m]) * sigmoid_f32(gate[m]);
+}
+
 DEVICE float query_scale() { return 1.0f / sqrtf(static_cast<float>(D)); }
 
 DEVICE float decay_of(float w_a, float a, float w_dt) { return exp_f32(w_a * softplus_f32(a + w_dt)); }

@@ -60,22 +60,27 @@ def test_outputs_and_states_are_the_bits_of_the_host(target, same_bits, k, v, d,
 
 @pytest.mark.parametrize("columns", [0, 64, 128])
 @pytest.mark.parametrize("parts", [[(0, 1), (2, 1), (1, 1)], [(1, 5), (0, 1), (3, 3)]])
-def test_a_window_of_many_sequences_has_the_bits_of_one_of_few(target, same_bits, monkeypatch, columns, parts):
-    """States in another row than before, of whole heads and of halves."""
+@pytest.mark.parametrize("moved", [0, 4])
+def test_a_window_of_many_sequences_has_the_bits_of_one_of_few(target, same_bits, monkeypatch, columns, parts, moved):
+    """States in place and in another row than before, of whole heads and of halves."""
     for d in (64, 128)[columns == 128 :]:
         monkeypatch.setattr(gdns, "slots_columns", lambda *_: columns)
-        case, rows = Case(1, 3, d, slots=8), segments(*parts)
+        case, rows = Case(3, 6, d, slots=8), segments(*parts)
         inputs, want_rows = case.inputs(int(rows[-1, 2])), rows.copy()
-        conv, state = target.put(case.conv), target.put(case.state)
-        rows[:, 0] |= 4 << 16
-        y = target.host(
-            gdn(target.workspace(), target.put(case.weights), *map(target.put, (*inputs, rows)), conv, state, EPS)
-        )
+        conv, state, ended = target.put(case.conv), target.put(case.state), target.put(np.zeros(9, np.uint32))
+        rows[:, 0] |= moved << 16
+        device = [target.put(a) for a in (*inputs, rows)]
+        space = target.workspace()
+        y = gdn(space, target.put(case.weights), *device, conv, state, EPS, ended=ended)
         want = cpu.gdn(case.weights, *inputs, want_rows, case.conv, case.state, EPS)
-        same_bits(y, want)
+        same_bits(target.host(y), want)
         for slot in want_rows[:, 0]:
-            same_bits(target.host(conv)[slot ^ 4], case.conv[slot])
-            same_bits(target.host(state)[slot ^ 4], case.state[slot])
+            same_bits(target.host(conv)[slot ^ moved], case.conv[slot])
+            same_bits(target.host(state)[slot ^ moved], case.state[slot])
+        known, quantized = forms.known(space, y, BY_NAME["Q5_1"]), product.quantize(space, y, BY_NAME["Q5_1"])
+        for got, wanted in ((known.q, quantized.q), (known.d, quantized.d), (known.sums, quantized.sums)):
+            same_bits(target.host(got), target.host(wanted))
+        assert not target.host(ended).any()
 
 
 @pytest.mark.parametrize("arch", CARDS)
@@ -88,11 +93,12 @@ def test_blocks_for_many_sequences_fit_every_card(arch):
         (16, 4, 64, 1),
         (8, 48, 32, 1),
     ):
-        columns = slots_columns(card, segments_, heads, d, tokens)
+        columns = slots_columns(card, segments_, heads, d, tokens, True)
         assert columns <= d and slots_bytes(columns, d, tokens) <= card.shared_block
         assert not columns or segments_ * heads * d >= columns * card.multiprocessors
-    assert slots_columns(CARDS[90], 8, 48, 128, 1) == 128
-    assert slots_columns(CARDS[90], 1, 48, 128, 1) == 0
+    assert slots_columns(CARDS[90], 8, 48, 128, 1, True) == 128
+    assert slots_columns(CARDS[90], 8, 48, 128, 1, False) == 64
+    assert slots_columns(CARDS[90], 1, 48, 128, 1, True) == 0
 
 
 def test_outputs_are_those_of_the_reference(target):
