@@ -35,6 +35,8 @@ _FEW: Final = 1
 _MANY: Final = 16
 """Tokens of a segment at most: with few the blocks are so small that they come beside the kernel before."""
 _WARPS: Final = 4
+_RUN: Final = 8
+"""Rows of a warp that convolves a prompt."""
 _GROUPS: Final = 8
 """Groups of state rows, as in the sources."""
 _FLOAT: Final = 4
@@ -131,8 +133,8 @@ def gdn(
         else:
             c, decay, beta = workspace.array((n, channels)), workspace.array((n, heads)), workspace.array((n, heads))
             launch(
-                _SOURCE, "gdn_inputs", (-(-(2 * key_heads + heads) // _WARPS), n), (32 * _WARPS,),
-                p, *weights, segments, c, decay, beta, *sizes, **constants,
+                "gdn_inputs.cu", "gdn_inputs", (-(-(2 * key_heads + heads) // _WARPS), -(-n // _RUN)), (32 * _WARPS,),
+                p, *weights, segments, c, decay, beta, *sizes, I32(n), **constants,
             )  # fmt: skip
             launch(
                 "gdn_scan.cu", "gdn_scan", grid, block,

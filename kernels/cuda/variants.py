@@ -47,6 +47,7 @@ def operations() -> Iterator[tuple[str, Constants]]:
             yield "route_window.cu", router_plan(513, n).constants(BY_NAME["F32"], 2560) | {"PER_LANE": per}
     for d in HEAD_SIZES:
         yield "gdn.cu", {"HEAD_SIZE": d, "TAPS": 4}
+        yield "gdn_inputs.cu", {"HEAD_SIZE": d, "TAPS": 4}
         yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4}
         for tokens in (1, 16):
             window: Constants = {"HEAD_SIZE": d, "TAPS": 4, "TOKENS": tokens}

@@ -1,36 +1,13 @@
-// The gated delta net around its recurrence (gdn_scan.cu): convolution and gates before it, the gated norm after it.
+// The gated delta net after its recurrence: the gated norm.
 //
-// gdn_inputs   a warp a (row, head): c = silu(convolution); queries and keys to unit vectors; decay and strength
 // gdn_output   a warp a (row, value head): y = (rms(o) with norm) * sigmoid(z); in a window, whose scan convolves for
 //              itself, the warps of a segment's last row also move the kept inputs, and y is left as products want it
 // Constants    HEAD_SIZE = D, TAPS
-// Shapes   c like p: (n, 2*K*D + V*D) queries, keys, values; decay, beta (n, V); o, z, y (n, V*D); ops.Gdn for the rest
+// Shapes   p (n, 2*K*D + V*D); o, z, y (n, V*D); ops.Gdn for the rest
 #include "gdn_window.cuh"
 #include "formats.cuh"
 #include "quantize_lane.cuh"
 #include "forms.cuh"
-
-KERNEL void __launch_bounds__(128)
-    gdn_inputs(const float* p, const float* conv_w, const float* conv, const float* b, const float* a, const float* w_a,
-               const float* w_dt, const int* segments, float* c, float* decay, float* beta, int key_heads,
-               int value_heads) {
-    inputs_ready();
-    const int head = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, row = blockIdx.y;
-    if (head >= 2 * key_heads + value_heads) return;
-    const int channels = (2 * key_heads + value_heads) * D;
-    const Window window = Window::of(p, conv_w, conv, channels, segment_of(segments, row));
-    float v[PARTS];
-    convolve(window, row, head * D + lane, v);
-    if (head < 2 * key_heads) make_unit(v, head < key_heads ? query_scale() : 1.0f);
-    c += static_cast<long long>(row) * channels + head * D + lane;
-#pragma unroll
-    for (int m = 0; m < PARTS; m++) c[32 * m] = v[m];
-    const int h = head - 2 * key_heads;
-    if (h < 0 || lane) return;
-    const long long at = static_cast<long long>(row) * value_heads + h;
-    decay[at] = decay_of(w_a[h], a[at], w_dt[h]);
-    beta[at] = sigmoid_f32(b[at]);
-}
 
 // What a warp moves of the kept inputs of its segment: its value head, and the query and key head of the same number.
 struct Kept {

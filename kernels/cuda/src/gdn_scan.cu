@@ -1,6 +1,6 @@
 // The delta rule as a recurrence.
 //
-// gdn_scan takes what gdn_inputs (gdn.cu) has convolved, and moves the kept inputs; windows have gdn_window.cu.
+// gdn_scan takes what gdn_inputs.cu has convolved, and moves the kept inputs; windows have gdn_window.cu.
 //
 // A block is COLUMNS columns of one value head in one segment; its state lives in registers. A thread has two of the four
 // chains of a group, of two columns, and neighbouring lanes have the same rows of two pairs of columns: a read of two words
@@ -9,7 +9,7 @@
 // The outputs of eight tokens are summed over the groups together, each lane keeping one of them: seven exchanges instead
 // of 24. Tokens arrive 16 at a time by asynchronous copies, two tiles deep.
 // Constants   HEAD_SIZE = D, TAPS
-// Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), in place or to another row
+// Shapes   as in gdn_inputs.cu; o (n, V*D); state (slots, V, D, D), conv (slots, kernel - 1, channels), in place or to another row
 // Why      16 columns a block: 48 heads of 128 are 384 blocks of 4 warps, which spread over 132 multiprocessors to
 //          within 3 % of even; 32 columns leave a quarter of them idle.
 // Source   the order of every sum is that of `ops.Kernels.gdn`
