@@ -69,7 +69,13 @@ WAYS = (
     RowTuning(piece_room=6 << 10),
 )
 """Of one row and of experts."""
-TABLE_WAYS = tuple(RowTuning(table_room=k << 10) for k in (16, 32, 64))
+TABLE_WAYS = (
+    RowTuning(table_room=16 << 10),
+    RowTuning(table_room=64 << 10),
+    RowTuning(table_room=64 << 10, depth=1),
+    RowTuning(table_room=64 << 10, lanes=1, depth=1),
+    RowTuning(table_room=64 << 10, warps=16),
+)
 """Of experts, beside WAYS: copies of the table of IQ3_S."""
 WINDOW_WAYS = (
     Tuning(together=False, row=RowTuning(bulk=False)),
