@@ -40,7 +40,9 @@ def operations() -> Iterator[tuple[str, Constants]]:
         down: Constants = {"TYPE": kind, "ROWS": 3, "FUSED": 0, "COLS": 10240, "WORKERS": 10, "SUMMERS": 1}
         for columns in (1, 2, 8):
             yield "hyper_down.cu", down | {"COLUMNS": columns}
-        yield "hyper_down.cu", {"TYPE": kind, "ROWS": 3, "FUSED": 1, "STREAMS": 4, "PER_THREAD": 20}
+        fused: Constants = {"TYPE": kind, "ROWS": 3, "FUSED": 1, "STREAMS": 4, "PER_THREAD": 20}
+        for held in (0, 1):
+            yield "hyper_down.cu", fused | {"NORM_HELD": held}
     for per in (1, 16):
         yield "route.cu", {"PER_LANE": per}
         for n in (1, 2, 8):

@@ -4,12 +4,13 @@
 // activations are there. A thread makes the terms of 32 columns; a lane adds those of a row in their order, which takes
 // longer than all else, so that it begins as soon as it can.
 // FUSED = 1, a window of one row: every block adds and norms the streams for itself, as hyper_norm does, thread (c, j) the
-// elements j + 128 i of stream c. That costs less than a launch that waits for one. The blocks after those with rows
+// elements j + 128 i of stream c. That costs less than a launch that waits for one. The streams are quantised and multiplied
+// one after the other, since those after the first have time until its terms are added. The blocks after those with rows
 // write `normed` and make beta, one row of `inject` each. x is not written: hyper_window does that.
 // FUSED = 0: int8 and scales of n rows are there, as hyper_norm leaves them. A lane of WORKERS warps keeps the codes of 32
 // columns of the rows and copies those of the inputs for itself; SUMMERS warps add behind.
 // Constants   TYPE a format without a table, ROWS; FUSED: STREAMS = C, PER_THREAD elements of a thread, H = LANES *
-//             PER_THREAD; not FUSED: COLS = C * H, COLUMNS rows of activations whose copies are
+//             PER_THREAD, NORM_HELD: the norm's factors are in shared memory before the activations are there; not FUSED: COLS = C * H, COLUMNS rows of activations whose copies are
 //             under way together, WORKERS, SUMMERS
 // Shapes      x, normed (C, H), y (H,), beta (C,), inject (C, C * H) or null, down (rows, C * H), q (n, 2, C * H / 2) by
 //             halves of blocks, d (n, C * H / 32), sums (n, C * H / GROUP) -> a (n, rows). C * H a multiple of 256.
@@ -27,9 +28,11 @@ constexpr int SPAN_TERMS = PER_SPAN * (1 + F::OFFSET);
 constexpr int AT_ONCE = 8;  // spans whose terms are read at once
 #if FUSED
 constexpr int THREADS = STREAMS * LANES, COLS = STREAMS * PER_THREAD * LANES;
+constexpr int READY = COLS / 32 / STREAMS;  // spans whose terms become ready together
 static_assert(PER_THREAD <= 32, "a lane has the scale of one block");
 #else
 constexpr int THREADS = 32 * (WORKERS + SUMMERS);
+constexpr int READY = 32;
 #endif
 constexpr int SPANS = COLS / 32;
 constexpr int ROW_BYTES = COLS / F::BLOCK * F::BYTES;
@@ -40,7 +43,7 @@ struct Parts {
     static constexpr int PITCH = SPANS * SPAN_TERMS + 4, SCALE_PITCH = SPANS + 4;  // floats of a row and input, of an input
     static constexpr int ROW = (ROW_BYTES + 31) / 16 * 16;                         // bytes of a packed row
 #if FUSED
-    static constexpr int CODES = 0, FACTORS = ROWS * COLS, OFFSETS = FACTORS + ROWS * (COLS / F::GROUP) * 4;
+    static constexpr int CODES = NORM_HELD ? 4 * COLS : 0, FACTORS = CODES + ROWS * COLS, OFFSETS = FACTORS + ROWS * (COLS / F::GROUP) * 4;
     static constexpr int PACKED = OFFSETS + (F::OFFSET ? ROWS * (COLS / F::GROUP) * 4 : 0);
     // In the place of the packed rows, when they have been unpacked.
     static constexpr int INPUTS = PACKED, SUMS = INPUTS + COLS, SCALES = SUMS + (F::OFFSET ? COLS / F::GROUP * 4 : 0);
@@ -156,24 +159,26 @@ struct Terms {  // of eight spans, and their scales
 };
 
 // The terms of a row in their order; those of the next spans are read while these are added. Whole warps. `ready`: for each
-// 32 spans whether their terms are there, null when all are.
+// READY spans whether their terms are there; it is asked for early, since an answer takes longer than an addition.
 DEVICE float sum_of_row(const float* terms, const float* scales, const Ready* ready) {
     constexpr int EIGHTS = SPANS / AT_ONCE;
     Terms held[2];
-    if (ready) ready_wait(ready);
+    int have = 0;  // spans that are there
+    for (; have < AT_ONCE; have += READY) ready_wait(ready++);
     held[0].load(terms, scales, 0);
     float sum = 0.0f;
+    bool seen = false;
 #pragma unroll 1
-    for (int first = 0; first < EIGHTS; first += 4) {
-        const bool last = first + 4 >= EIGHTS;
-        bool seen = true;
+    for (int first = 0; first < EIGHTS; first += 2) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (first + i >= EIGHTS) break;
-            if (i == 2 && ready && !last) seen = ready_seen(ready + first / 4 + 1);
-            if (i == 3 && !seen) ready_wait(ready + first / 4 + 1);
-            if (first + i + 1 < EIGHTS) held[(i + 1) & 1].load(terms, scales, first + i + 1);
-            sum = held[i & 1].add(sum);
+        for (int i = 0; i < 2; i++) {
+            const int next = first + i + 1;
+            if (next > EIGHTS) break;
+            for (; next < EIGHTS && have < (next + 1) * AT_ONCE; have += READY, ready++, seen = false)
+                if (!seen) ready_wait(ready);
+            if (next < EIGHTS) held[next & 1].load(terms, scales, next);
+            if (next + 1 < EIGHTS && have < (next + 2) * AT_ONCE) seen = ready_seen(ready);
+            sum = held[i].add(sum);
         }
     }
     return sum;
@@ -191,10 +196,13 @@ DEVICE void unpack_rows(u8* memory, const Rows& rows) {
     }
 }
 
-DEVICE void multiply_rows(u8* memory, const Rows& rows) {
+// The terms of a stream's columns, by its threads.
+DEVICE void multiply_stream(u8* memory, const Rows& rows) {
+    constexpr int OWN = SPANS / STREAMS;
+    const int stream = threadIdx.x / LANES;
 #pragma unroll
-    for (int i = 0; i < (ROWS * SPANS + THREADS - 1) / THREADS; i++) {
-        const int item = threadIdx.x + i * THREADS, r = item / SPANS, span = item - r * SPANS;
+    for (int i = 0; i < (ROWS * OWN + LANES - 1) / LANES; i++) {
+        const int item = threadIdx.x % LANES + i * LANES, r = item / OWN, span = stream * OWN + item - r * OWN;
         if (r >= rows.count) break;
         Codes codes;
         codes.load(memory, r, span);
@@ -203,6 +211,11 @@ DEVICE void multiply_rows(u8* memory, const Rows& rows) {
                        (const float*)(memory + Parts::SUMS) + span * PER_SPAN,
                        (float*)(memory + Parts::terms(1)) + r * Parts::PITCH + span * SPAN_TERMS);
     }
+}
+
+// All threads of a stream, and for the barriers between two those of the next.
+DEVICE void streams_meet(int barrier, int streams) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(streams * LANES) : "memory");
 }
 
 // What a thread holds of its stream: after `norm`, normed values.
@@ -240,8 +253,12 @@ struct Values {
     }
 };
 
-// The norm's factors on their way to the second level of the cache: they are read when there is room for them.
-DEVICE void ask_for(const float* w) {
+// The norm's factors to shared memory, or on their way to the second level of the cache.
+DEVICE void ask_for(const float* w, u8* memory) {
+    if (NORM_HELD) {
+        copy_bytes(memory, (const u8*)w, 4 * COLS);
+        return;
+    }
 #if ARCH >= 900
 #pragma unroll 1
     for (int i = 32 * threadIdx.x; i < COLS; i += 32 * THREADS)
@@ -280,7 +297,9 @@ KERNEL void __launch_bounds__(THREADS, 2)
     const int blocks = (n_rows + ROWS - 1) / ROWS, unit = (int)blockIdx.x - blocks;
     const int stream = threadIdx.x / LANES, j = threadIdx.x % LANES;
     const Rows rows(down, n_rows);
-    ask_for(w);
+    __shared__ Ready ready[STREAMS];
+    if (threadIdx.x < STREAMS) ready_init(ready + threadIdx.x, LANES / 32);
+    ask_for(w, memory);
     if (unit < 0) {
         rows.copy(memory);
     } else if (beta) {
@@ -306,19 +325,20 @@ KERNEL void __launch_bounds__(THREADS, 2)
             KEEP(values.v[i]);
         }
     }
-    values.norm(w + stream * WIDTH + j, buffer, eps);
+    values.norm((NORM_HELD ? (const float*)memory : w) + stream * WIDTH + j, buffer, eps);
     if (unit >= 0) {
         make_beta(values, (float*)memory, buffer, normed, beta, unit, scale);
         return;
     }
+    if (stream) streams_meet(stream, 2);  // the one before has been quantised
     values.quantize(memory);
-    __syncthreads();
-    multiply_rows(memory, rows);
-    __syncthreads();
+    streams_meet(1 + stream, stream + 1 < STREAMS ? 2 : 1);
+    multiply_stream(memory, rows);
+    ready_set(ready + stream);
     if (threadIdx.x >= 32) return;
     const int r = min((int)threadIdx.x, rows.count - 1);
     const float sum = sum_of_row((const float*)(memory + Parts::terms(1)) + r * Parts::PITCH,
-                                 (const float*)(memory + Parts::SCALES), nullptr);
+                                 (const float*)(memory + Parts::SCALES), ready);
     if (threadIdx.x < rows.count) a[blockIdx.x * ROWS + r] = sum;
 }
 
@@ -388,7 +408,7 @@ KERNEL void __launch_bounds__(THREADS, 2)
     __shared__ Ready ready[(SPANS + 31) / 32];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const Rows rows(down, n_rows);
-    for (int i = threadIdx.x; 32 * i < SPANS; i += THREADS) ready_init(ready + i);
+    for (int i = threadIdx.x; 32 * i < SPANS; i += THREADS) ready_init(ready + i, 1);
     rows.copy(memory);
     copies_commit();
     copies_wait<0>();
