@@ -122,7 +122,7 @@ class CudaKernels:
         eps: float,
     ) -> DeviceArray:
         """`ops.Kernels.gdn`."""
-        return gdns.gdn(self.workspace, w, p, z, b, a, segments, conv, state, eps)
+        return gdns.gdn(self.workspace, w, p, z, b, a, segments, conv, state, eps, self._heads_ended)
 
     def qsa_store(
         self,

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 
 from strata.kernels.check import check, require
-from strata.kernels.cuda import ahead, forms
 from strata.kernels.cuda import card as cards
+from strata.kernels.cuda import forms
 from strata.kernels.cuda.arguments import address
 from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.launch import F32, I32, launch
@@ -73,13 +73,12 @@ def gdn(
     conv: DeviceArray,
     state: DeviceArray,
     eps: float,
-    hint: np.ndarray = ahead.NOTHING,
     ended: DeviceArray | None = None,
 ) -> DeviceArray:
     """p (n, 2*K*D + V*D), z (n, V*D), b and a (n, V) -> (n, V*D); `conv` and `state` advance in place.
 
-    `hint`: the matrix that a window reads next (ahead.py). `ended`: uint32 zeros, and zeros again afterwards; with one
-    for every segment and key head a window of many sequences is one launch.
+    `ended`: uint32 zeros, and zeros again afterwards; with one for every segment and key head, a window of many
+    sequences is one launch.
     """
     size = check(
         w_a=(w.a, "V", F32),
@@ -120,14 +119,14 @@ def gdn(
             output = np.array((*map(address, (z, w.norm, y, ended)), left, n, eps), OUTPUT)
             launch(
                 "gdn_slots.cu", "gdn_slots", (d // columns, heads, size["s"]), (_GROUPS * columns // 4,),
-                p, *weights, state, segments, o, *sizes, hint, output, shared=slots_bytes(columns, d, tokens),
+                p, *weights, state, segments, o, *sizes, output, shared=slots_bytes(columns, d, tokens),
                 TOKENS=tokens, COLUMNS=columns, **constants,
             )  # fmt: skip
             if columns == d:
                 return y
         elif window:
             launch(
-                "gdn_window.cu", "gdn_window", grid, block, p, *weights, state, segments, o, *sizes, hint,
+                "gdn_window.cu", "gdn_window", grid, block, p, *weights, state, segments, o, *sizes,
                 TOKENS=tokens, **constants,
             )  # fmt: skip
         else:

@@ -9,7 +9,6 @@
 // Constants   HEAD_SIZE = D, TAPS, TOKENS of a segment at most, COLUMNS (a multiple of 32 up to D)
 // Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), to another row or in place
 // Source   the order of every sum is that of `ops.Kernels.gdn`
-#include "ahead.cuh"
 #include "gdn_window.cuh"
 #include "formats.cuh"
 #include "quantize_lane.cuh"
@@ -180,7 +179,7 @@ DEVICE void keep_inputs(const Work& g, float* conv, u32* ended) {
 KERNEL void __launch_bounds__(THREADS, BLOCKS)
     gdn_slots(const float* p, const float* conv_w, float* conv, const float* b, const float* a, const float* w_a,
               const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads,
-              PARAMETER Ahead ahead, PARAMETER Output output) {
+              PARAMETER Output output) {
     constexpr bool WHOLE = COLUMNS == D;
     extern __shared__ __align__(16) char dynamic[];
     Memory& memory = *reinterpret_cast<Memory*>(dynamic);
@@ -196,7 +195,6 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS)
     }
 
     inputs_ready();
-    ahead.ask((blockIdx.z * gridDim.y + head) * gridDim.x + blockIdx.x, gridDim.x * gridDim.y * gridDim.z);
     const int channels = (2 * key_heads + value_heads) * D;
     const Work work = {Window::of(p, conv_w, conv, channels, seg), b, a, w_a, w_dt, key_heads, value_heads, head, column};
     convolve_tokens(memory.tokens, work);

@@ -6,7 +6,6 @@
 // Constants   HEAD_SIZE = D, TAPS, TOKENS of a segment at most
 // Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), to another row or in place
 // Source   the order of every sum is that of `ops.Kernels.gdn`; gdn_scan.cu does the same for prompts
-#include "ahead.cuh"
 #include "gdn_window.cuh"
 
 #ifndef TOKENS
@@ -96,8 +95,7 @@ DEVICE float delta_step(float (&s)[ROWS], const float* q, const float* k, float 
 
 KERNEL void __launch_bounds__(THREADS, 8)
     gdn_window(const float* p, const float* conv_w, const float* conv, const float* b, const float* a, const float* w_a,
-               const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads,
-               PARAMETER Ahead ahead) {
+               const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads) {
     __shared__ __align__(16) float passage[GROUPS * STATE_GROUP];
     __shared__ __align__(16) Tokens tokens;
     const int tid = threadIdx.x, group = tid & 7, mine = tid >> 3, head = blockIdx.y, column = blockIdx.x * COLUMNS;
@@ -112,7 +110,6 @@ KERNEL void __launch_bounds__(THREADS, 8)
     copies_commit();
 
     inputs_ready();
-    ahead.ask((blockIdx.z * gridDim.y + head) * gridDim.x + blockIdx.x, gridDim.x * gridDim.y * gridDim.z);
     const int channels = (2 * key_heads + value_heads) * D;
     const Work work = {Window::of(p, conv_w, conv, channels, seg), b, a, w_a, w_dt, key_heads, value_heads, head,
                        head % key_heads, column};
