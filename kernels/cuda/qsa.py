@@ -280,7 +280,7 @@ def _attend(workspace: Workspace, bounds: Limits, rows: _Rows, budget: int) -> D
         return out
     if rows.stored is not None:
         _prepare(rows, g, True, None)
-    at_once = _rows_at_once(g, bounds.scratch_bytes)
+    at_once = _whole_waves(_rows_at_once(g, bounds.scratch_bytes), g.heads // _heads_together(g))
     for begin in range(0, n, at_once):
         part = slice(begin, min(begin + at_once, n))
         with workspace.scratch():
@@ -297,6 +297,13 @@ def _rows_at_once(g: _Shape, scratch_bytes: int) -> int:
     """Rows whose queries and scores fit the scratch."""
     floats = g.heads * (g.d + _stride(g.kept) + g.parts) + g.index_heads * g.index_dim + _stride(g.blocks)
     return max(1, scratch_bytes // (_FLOAT * floats + _INT * (g.picked + _stride(g.kept))))
+
+
+def _whole_waves(rows: int, blocks: int) -> int:
+    """As many of the rows as fill the card without a rest, where they fill it: `blocks` of qsa_values_row a row, all of
+    one length."""
+    wave = max(1, cards.card().multiprocessors * VALUES_WAY["VALUES_BLOCKS"] // blocks)
+    return rows // wave * wave or rows
 
 
 def _batch(workspace: Workspace, bounds: Limits, g: _Shape, rows: _Rows, few: bool, out: DeviceArray) -> None:
@@ -401,6 +408,16 @@ def _values_bytes(heads: int, d: int) -> int:
     return _FLOAT * (_WARPS * (heads + 1) * ATTENTION_PART + heads * d)
 
 
+def _heads_together(g: _Shape) -> int:
+    """Query heads of a block of many rows."""
+    room = cards.card().shared_block - _STATIC
+    return next(
+        h
+        for h in HEADS_OF_A_THREAD
+        if g.group % h == 0 and max(_keys_bytes(h, g.d, g.keys), _values_bytes(h, g.d)) <= room
+    )
+
+
 def _attend_many(
     workspace: Workspace,
     g: _Shape,
@@ -413,12 +430,7 @@ def _attend_many(
     q_gate: DeviceArray,
     out: DeviceArray,
 ) -> None:
-    room = cards.card().shared_block - _STATIC
-    heads = next(
-        h
-        for h in HEADS_OF_A_THREAD
-        if g.group % h == 0 and max(_keys_bytes(h, g.d, g.keys), _values_bytes(h, g.d)) <= room
-    )
+    heads = _heads_together(g)
     chunks = g.heads // heads
     constants: dict[str, Any] = {"HEADS": heads, "HEAD_SIZE": g.d, **g.formats}
     peaks, found = workspace.array((n, g.heads, g.parts)), workspace.array((n, stride), I32)
