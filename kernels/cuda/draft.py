@@ -1,4 +1,4 @@
-"""Drafts on a card: ids as tokens, and the likeliest token of each row. Plain counterpart: reference/draft.py.
+"""Drafts on a card: rows kept, ids as tokens, the likeliest token of each row. Plain counterpart: reference/draft.py.
 
 Errors   ValueError naming the argument, the wanted and the given
 Cost     the logits are read twice, from memory and from the cache; two launches
@@ -18,6 +18,14 @@ _SOURCE: Final = "draft.cu"
 PARTS: Final = 32
 """Blocks that look through a row, as in the source."""
 MOST_ROWS: Final = 32
+
+
+def keep_rows(source: DeviceArray, target: DeviceArray) -> None:
+    """target = source, float32 of equal shapes, C-contiguous, a multiple of 4 elements at multiples of 16 bytes."""
+    check(source=(source.reshape(-1), "n", F32), target=(target.reshape(-1), "n", F32))
+    require(source.size % 4 == 0, f"a copy wants a multiple of 4 elements, got {source.size}")
+    quarters = source.size // 4
+    launch(_SOURCE, "keep_rows", (-(-quarters // 256),), (256,), source, target, np.int64(quarters))
 
 
 def draft_tokens(ids: DeviceArray, tokens: DeviceArray) -> None:

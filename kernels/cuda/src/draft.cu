@@ -1,5 +1,6 @@
 // What a draft needs of logits and ids.
 //
+// keep_rows        a copy that is a kernel among kernels: a graph waits for no other engine
 // draft_tokens     ids as tokens that can be looked up: an id below 0 (there was none) becomes token 0
 // likeliest_parts  a block of 256 threads a PARTS-th of a row: its best logit, the first id that has it, and the sum of
 //                  exp(logit - best)
@@ -10,6 +11,12 @@
 
 constexpr int PARTS = 32;
 constexpr int WARPS = 8;
+
+KERNEL void __launch_bounds__(256) keep_rows(const float4* from, float4* to, long long quarters) {
+    inputs_ready();
+    const long long i = blockIdx.x * 256ll + threadIdx.x;
+    if (i < quarters) to[i] = from[i];
+}
 
 KERNEL void __launch_bounds__(32) draft_tokens(const int* ids, int* tokens, int n) {
     inputs_ready();

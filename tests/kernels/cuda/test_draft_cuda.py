@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strata.kernels.cuda.draft import draft_tokens, likeliest
+from strata.kernels.cuda.draft import draft_tokens, keep_rows, likeliest
 from strata.kernels.reference import draft as reference
 
 
@@ -59,3 +59,12 @@ def test_a_row_without_an_id_embeds_token_0(target):
     tokens = target.put(np.full(3, 9, np.int32))
     draft_tokens(target.put(np.array([4, -1, 0], np.int32)), tokens)
     assert target.host(tokens).tolist() == [4, 0, 0]
+
+
+def test_kept_rows_are_those_that_were_given(target):
+    rows = np.random.default_rng(1).standard_normal((3, 4, 132)).astype(np.float32)
+    kept = target.put(np.full(rows.shape, np.nan, np.float32))
+    keep_rows(target.put(rows), kept)
+    assert np.array_equal(target.host(kept), rows)
+    with pytest.raises(ValueError, match="multiple of 4 elements, got 3"):
+        keep_rows(target.put(np.zeros(3, np.float32)), target.put(np.zeros(3, np.float32)))
