@@ -11,6 +11,7 @@ from rich.console import Console
 
 from strata.bench import (
     batch_test,
+    draft_test,
     draft_vocab,
     early_close_test,
     engine,
@@ -36,6 +37,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "parking-test": (parking_test, "a conversation kept in a slot, a checkpoint, RAM, on disk: equal to a cold read"),
     "early-close-test": (early_close_test, "clients that go away in mid-answer leave nothing to the next one"),
     "read-join": (read_join, "long prompts joining a busy server; next turns; what the server costs; a soak"),
+    "draft-test": (draft_test, "the same prompts with drafts and without: equal texts, drafts kept, speed"),
     "draft-vocab": (draft_vocab, "the tokens of a corpus that come most often, for the draft layer to propose"),
     "synth": (synthetic, "write a pack of the full geometry with random blocks, to measure with"),
     "score": (score, "held-out problems with exact answers: how many a pack gets right, task by task"),

@@ -48,6 +48,16 @@ def test_the_card_answers_what_the_host_answers(on_card, serve_pack, pack):
     assert card == texts(serve_pack(*args, pack=pack))
 
 
+@pytest.mark.parametrize("drafts", [("--suffix-draft", "7"), ("--spec-min-p", "0.1"), ("--kv", "fp16")])
+def test_the_card_answers_with_drafts_what_it_answers_without(on_card, packs, drafts):
+    args = ("--max-context", "1024", "--eos-ids", "none")
+    kv = drafts if drafts[0] == "--kv" else ()
+    with_layer = ("--mtp", str(packs["mtp-tiny-q8_0"]), "--spec", "4", *drafts)
+    engine = on_card(*args, *with_layer, pack="tiny-q8_0")
+    assert texts(engine) == texts(on_card(*args, *kv, pack="tiny-q8_0"))
+    assert engine.ask(REQUESTS[-1])[-1].drafts_offered > 0
+
+
 def test_info_names_the_card_and_the_log_says_what_the_host_took(on_card):
     engine = on_card("--max-context", "1024", "--eos-ids", "none")
     info = engine.info.values

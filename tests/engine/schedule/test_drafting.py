@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -43,6 +45,7 @@ def drafting_model(scripted):
             self.end = set(end)
             self.fed: list[int] = []
             self.proposed = 0
+            self.bars: set[float] = set()
 
         def window(self, rows, again):
             self.clock.ms += FAST
@@ -52,6 +55,7 @@ def drafting_model(scripted):
             return self.layer
 
         def propose(self, row: Row, most: int, min_p: float) -> list[int]:
+            self.bars.add(min_p)
             found, tokens = [], row.tokens.tolist()
             for _ in range(most):
                 right = self.says(row, tokens)
@@ -139,6 +143,17 @@ def test_right_drafts_take_fewer_windows_and_are_counted(schedule, drafting_mode
     assert done.drafts_offered == done.drafts_accepted > 40
     assert done.chain is not None and (done.chain.suffix_offered, done.chain.suffix_accepted) == (0, 0)
     assert done.chain.windows == sum(n > 1 for n in model.fed)
+
+
+def test_a_request_may_have_its_own_bar_for_proposals(schedule, drafting_model):
+    clock = Clock()
+    model = drafting_model(clock, end=())
+    path = schedule(model, clock=clock, max_context=96, drafts=DraftRules(4, 0.5, 0), end_ids=())
+    run_solo(path, request(max_new=40))
+    assert model.bars == {0.5}
+    model.bars.clear()
+    run_solo(path, replace(request(max_new=40), spec_min_p=0.9))
+    assert model.bars == {0.9}
 
 
 def test_drafts_that_do_not_pay_are_left_out_and_the_log_says_so(schedule, drafting_model, monkeypatch):

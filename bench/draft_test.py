@@ -1,0 +1,145 @@
+"""`strata-bench draft-test`: the same prompts with drafts and without give the same texts; what drafts are good for.
+
+    strata-bench draft-test --pack model.gguf --drafts="--mtp model-mtp.gguf --spec 4" [-n 20] [--batch 4]
+
+Held-out problems of the demo pack, task by task, are answered greedily and sampled: by an engine without drafts, by one
+with them, and in slots. Every text must be the same, token by token. Then, per task, how many drafts the model said as
+well, how many tokens a window with drafts gave, and how many times faster the answers came than without. Exit code 1
+when a text differs, or a task is slower than --floor times the engine without drafts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from rich.console import Console
+
+from strata.bench.checks import Findings, Launch, add_engine_arguments
+from strata.bench.demo_pack.data.mixture import SCORED
+from strata.bench.report import Record, finish
+from strata.bench.score import SIZES, SPARE_TOKENS, Problem, problems, vocabulary_of
+from strata.bench.slot_engine import SlotEngine
+from strata.bench.slot_model import Request
+from strata.protocol.lines import Done, SamplingKeys
+from strata.server.chat.template import Chat
+
+TOOL: Final = "draft-test"
+KEYS: Final = {"greedy": SamplingKeys(ckpt=False), "sampled": SamplingKeys(ckpt=False, temperature=0.8)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_arguments(parser)
+    parser.add_argument(
+        "--drafts",
+        type=shlex.split,
+        default=["--mtp", "--spec", "4"],
+        metavar="OPTIONS",
+        help='options of the engine with drafts, in one word (--drafts="--mtp --spec 4")',
+    )
+    parser.add_argument("--tasks", nargs="+", choices=SCORED, default=list(SCORED), metavar="TASK", help="(all)")
+    parser.add_argument("-n", "--n", type=int, default=12, help="prompts of each task (12)")
+    parser.add_argument("--batch", type=int, default=4, help="slots of the runs in slots; 0: none (4)")
+    parser.add_argument("--longest", type=int, default=SIZES[-1], help=f"tokens of the longest prompts ({SIZES[-1]})")
+    parser.add_argument("--max-new", type=int, default=200, help="tokens of an answer at most (200)")
+    parser.add_argument("--floor", type=float, default=0.0, metavar="X", help="least speed of a task against none")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The answers of an engine, in the order of the prompts."""
+
+    answers: list[Request]
+    device: str
+
+    def of(self, places: Sequence[int]) -> list[Done]:
+        """The ends of some of them, solo."""
+        ends = [self.answers[i].done for i in places]
+        return [end for end in ends if isinstance(end, Done)]
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    if args.n < 1 or args.max_new < 2 or args.longest < 100 or not 0 <= args.batch <= 8:
+        console.print("wants --n 1 or more, --max-new 2 or more, --longest 100 or more, --batch 0 to 8")
+        return 2
+    launch, findings = Launch.of(args), Findings()
+    todo = list(problems(Chat(vocabulary_of(launch)), args.tasks, args.n, args.longest, args.seed))
+    context = max(512, max(len(problem.prompt.ids) for problem in todo) + args.max_new + SPARE_TOKENS)
+    options = ("--max-context", str(context))
+    device = ""
+    for name, keys in KEYS.items():
+        without = answers(launch, options, todo, keys, args)
+        withal = answers(launch, (*options, *args.drafts), todo, keys, args)
+        device = withal.device
+        compare(findings, f"{name}, alone", todo, withal, without)
+        if args.batch > 1:
+            slots = (*options, *args.drafts, "--batch-mtp", "--batch", str(args.batch))
+            compare(findings, f"{name}, {args.batch} slots", todo, answers(launch, slots, todo, keys, args), without)
+        for task in args.tasks:
+            places = [i for i, problem in enumerate(todo) if problem.sample.task == task]
+            note(findings, f"{task}, {name}", withal.of(places), without.of(places), args.floor)
+    flags = {"n": args.n, "batch": args.batch, "max_new": args.max_new, "drafts": " ".join(args.drafts)}
+    flags |= {"device": device, "extra": " ".join(args.extra)}
+    return finish(findings.report(TOOL, launch, flags), args.json, console)
+
+
+def answers(
+    launch: Launch, options: Sequence[str], todo: Sequence[Problem], keys: SamplingKeys, args: argparse.Namespace
+) -> Run:
+    """All prompts through a new engine, in slots where it has some. Every prompt has a seed of its own."""
+    with launch.start(*options) as engine:
+        asked = list(enumerate(todo, 1))
+        if engine.limits.slots < 2:
+            found = [engine.alone(p.prompt.ids, args.max_new, seeded(keys, seed)) for seed, p in asked]
+        else:
+            found = list(in_slots(engine, asked, keys, args.max_new))
+            engine.finish(*found)
+        return Run(found, str(engine.process.info.get("device")))
+
+
+def in_slots(
+    engine: SlotEngine, asked: Sequence[tuple[int, Problem]], keys: SamplingKeys, max_new: int
+) -> Iterator[Request]:
+    model = engine.model
+    for seed, problem in asked:
+        if not model.at_rest:
+            engine.until(lambda: model.reading is None and None in model.slots)
+        request = engine.admit(model.slots.index(None), problem.prompt.ids, max_new, seeded(keys, seed))
+        engine.until_admitted(request)
+        yield request
+
+
+def seeded(keys: SamplingKeys, seed: int) -> SamplingKeys:
+    return msgspec.structs.replace(keys, seed=seed)
+
+
+def compare(findings: Findings, name: str, todo: Sequence[Problem], got: Run, wanted: Run) -> None:
+    """One check for all prompts; the detail names the first that differs."""
+    differ = [i for i in range(len(todo)) if list(got.answers[i].tokens) != list(wanted.answers[i].tokens)]
+    n = sum(len(answer.tokens) for answer in wanted.answers)
+    detail = f"{len(todo)} prompts, {n} tokens"
+    if differ:
+        detail = f"{len(differ)} of {len(todo)} prompts differ, the first of them number {differ[0]}"
+    findings.that(f"{name}: the texts without drafts", not differ, detail)
+
+
+def note(findings: Findings, name: str, withal: Sequence[Done], without: Sequence[Done], floor: float) -> None:
+    """The figures of a task, solo."""
+    offered, accepted = sum(end.drafts_offered for end in withal), sum(end.drafts_accepted for end in withal)
+    windows = sum(end.chain.windows for end in withal if end.chain is not None)
+    if offered:
+        findings.records.append(Record.of(f"{name}, drafts kept of {offered}", "%", [100 * accepted / offered]))
+    if windows:
+        findings.records.append(
+            Record.of(f"{name}, tokens of a window with drafts", "tokens", [1 + accepted / windows])
+        )
+    ms = [sum(end.decode_ms for end in ends) for ends in (withal, without)]
+    if min(ms) > 0:
+        faster = ms[1] / ms[0]
+        findings.records.append(Record.of(f"{name}, speed against none", "x", [faster]))
+        if floor:
+            findings.that(f"{name}: at least {floor:g} times as fast", faster >= floor, f"{faster:.2f}")
