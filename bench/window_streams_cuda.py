@@ -1,11 +1,12 @@
 """The hyper-connections of a window on a card, for 1 and 8 rows, each between two products as a window has them.
 
-    python -m strata.bench.window_streams_cuda --out results.json [--rows 1,8]
+    python -m strata.bench.window_streams_cuda --out results.json [--rows 1,8] [--ways]
 
 A round is hyper_add and hyper_mix of one module, the product with its result and the product that makes the next
 block's output; a chain is a captured graph of rounds over modules that together leave the cache. u, beta and x of a
 round are first compared with the host's, bit for bit. Timed with overlapping launches and with launches in turn; then
 what each kernel adds to a round (window_launches.py): the time of the chain less that of the chain without it.
+--ways: also with other shares of the first cache as shared memory, and four rows of `down` a block.
 
 Errors   exit code 1 and the array when a bit differs
 Cost     half a minute on an H200, most of it for the compiler
@@ -15,17 +16,23 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from rich.console import Console
 
 from strata.bench.kernels_cuda import CACHE_BYTES, Bench
 from strata.bench.report import Report, show
-from strata.bench.window_launches import Launches
+from strata.bench.window_launches import Launch, Launches
 from strata.kernels import cpu
-from strata.kernels.cuda import hyper, product
+from strata.kernels.cuda import card as cards
+from strata.kernels.cuda import hyper, hyper_window, product
+from strata.kernels.cuda.kernel import WINDOW_SHARED
 from strata.kernels.formats import Weight
 from strata.kernels.ops import Hyper
 
@@ -34,6 +41,16 @@ EPS = 1e-6
 REPLAYS = 15
 SCALES = {"Q6_K": (208, 2e-5), "Q8_0": (0, 1e-3)}
 """Where a block has its scale, and one that gives products of ordinary size: no saturated gate, no subnormal number."""
+
+SHARED: dict[str, Callable[[Launch], bool]] = {
+    "no kernel": lambda launch: False,
+    "hyper-connections": lambda launch: launch.kernel.name.startswith("hyper"),
+    "hyper-connections and the product before": lambda launch: not launch.label.endswith(f"{INNER} x {HIDDEN}"),
+    "every kernel": lambda launch: True,
+}
+"""Which kernels ask for all of the first cache as shared memory, where the others ask for half."""
+FEWER = 100
+"""Multiprocessors for which blocks of `down` get four rows."""
 
 
 class Rounds:
@@ -114,16 +131,38 @@ def measure(rounds: Rounds) -> None:
             bench.add(f"round of {n} rows: {' + '.join(names)}", "us", shares)
 
 
+def ways(rounds: Rounds) -> None:
+    """Other shares of the first cache, and other blocks."""
+    bench, n, count = rounds.bench, rounds.n, len(rounds.modules)
+
+    def add(launches: Launches, note: str) -> None:
+        bench.add(f"round of {n} rows, {note}", "us", [t / count for t in bench.times([launches.queue], REPLAYS)])
+
+    few = SimpleNamespace(card=lambda: replace(cards.card(), multiprocessors=FEWER))
+    with bench.stream:
+        for rows, seen in (("", cards), (", four rows a block", few)):
+            with mock.patch.object(hyper_window, "cards", seen):
+                launches = Launches.of(rounds.run)
+            for name, wants in SHARED.items():
+                for launch in launches:
+                    launch.kernel.prefer_shared(100 if wants(launch) else WINDOW_SHARED)
+                add(launches, f"all shared: {name}{rows}")
+            launches.prefer_shared(WINDOW_SHARED)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the records here as JSON")
     parser.add_argument("--rows", default="1,8", help="rows of a window, by comma")
+    parser.add_argument("--ways", action="store_true", help="also other shares of the cache, other blocks")
     args = parser.parse_args(argv)
     bench = Bench(Console(width=150))
     for n in map(int, args.rows.split(",")):
         rounds = Rounds(bench, n)
         rounds.check()
         measure(rounds)
+        if args.ways:
+            ways(rounds)
         del rounds
     report = Report(tool="window_streams_cuda", records=bench.records, flags=vars(args) | {"out": None})
     if args.out:

@@ -34,6 +34,7 @@ static_assert(PER_THREAD <= 32, "a lane has the scale of one block");
 constexpr int THREADS = 32 * (WORKERS + SUMMERS);
 constexpr int READY = 32;
 #endif
+constexpr int BESIDE = FUSED || ROWS <= 3 ? 2 : 1;  // registers that leave room for a block of another kernel
 constexpr int SPANS = COLS / 32;
 constexpr int ROW_BYTES = COLS / F::BLOCK * F::BYTES;
 static_assert(SPANS % AT_ONCE == 0, "terms are read eight spans at once");
@@ -288,7 +289,7 @@ DEVICE void make_beta(const Values& values, float* memory, float* buffer, float*
     if (lane == 0) beta[unit] = 2.0f * sigmoid_f32(sum * scale);
 }
 
-KERNEL void __launch_bounds__(THREADS, 2)
+KERNEL void __launch_bounds__(THREADS, BESIDE)
     hyper_down(const float* x, const float* strength, const float* y, const float* w, const float* inject, const u8* down,
                float* a, float* normed, float* beta, int n_rows, float eps, float scale) {
     extern __shared__ __align__(16) u8 memory[];
@@ -402,7 +403,7 @@ struct Worker {  // a lane with 32 columns of all rows
     }
 };
 
-KERNEL void __launch_bounds__(THREADS, 2)
+KERNEL void __launch_bounds__(THREADS, BESIDE)
     hyper_down(const u8* q, const float* d, const float* sums, const u8* down, float* a, int n_rows, int n) {
     extern __shared__ __align__(16) u8 memory[];
     __shared__ Ready ready[(SPANS + 31) / 32];
