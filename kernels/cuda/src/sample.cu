@@ -4,8 +4,10 @@
 //   sample_recent   a block a row with penalties: its recent ids once each with their number, their penalised scores, the
 //                   MOST best of them; a bit a seen id
 //   sample_runs     the best logit of every run of RUN ids, seen ids left out, as ordered words
-//   sample_pick     a block a row: the MOST best runs, the MOST best logits of these, joined with the penalised ones.
-//                   (Equal ones: the lower. Before an id outside of the MOST best runs come MOST ids that lie in them.)
+//   sample_pick     a block a row. The top_k-th best of the best runs of GROUPS groups is a floor: top_k logits reach it, and
+//                   hardly more do. When they are more than FEW, or top_k groups are not there: the MOST best runs, the
+//                   MOST best logits of these. (Equal ones: the lower. Before an id outside of the MOST best runs come MOST
+//                   ids that lie in them.) They are joined with the penalised ones.
 // Scores are compared and drawn from in float64, in the order of steps of the reference. A row that has a logit that is
 // not a number, or no finite best one, gets -1.
 //
@@ -18,6 +20,8 @@
 
 constexpr int MOST = 64;
 constexpr int RUN = 64;
+constexpr int GROUPS = 64;
+constexpr int FEW = 256;  // runs, and logits, that reach the floor
 constexpr int SETTINGS = 7;
 constexpr int RECENT_MOST = 4096;
 constexpr int NONE = 0x7fffffff;
@@ -181,10 +185,8 @@ DEVICE double sum(const double* v, int n) {
     return total;
 }
 
-// Draw from n weights e by falling size (e[0] = 1): top-p, min-p, the draw. Returns the place.
-DEVICE int draw(double* p, int n, const Settings& s, double u) {
-    const double total = sum(p, n);
-    for (int i = 0; i < n; i++) p[i] = p[i] / total;
+// Draw from n probabilities by falling size: top-p, min-p, the draw. Returns the place.
+DEVICE int draw(const double* p, int n, const Settings& s, double u) {
     int kept = n;
     if (s.top_p < 1.0) {
         double up_to = 0.0;
@@ -232,28 +234,100 @@ DEVICE int best_run(const u32* runs, int n, SelectMemory& m) {
 DEVICE bool is_finite(u32 word) { return word > ordered(-INFINITE) && word < ordered(INFINITE); }
 
 struct Candidates {
-    double scores[2 * MOST], sorted[2 * MOST];
-    int ids[2 * MOST], sorted_ids[2 * MOST];
+    double scores[FEW + MOST], sorted[FEW + MOST];
+    int ids[FEW + MOST], sorted_ids[FEW + MOST];
+    int n;
+
+    // By any thread, in any order.
+    DEVICE void add(double score, int id) {
+        const int at = atomicAdd(&n, 1);
+        if (at < FEW + MOST) scores[at] = score, ids[at] = id;
+    }
 };
 
-// Put the candidates in order, by rank; those without an id (-1) come last. Threads 0 .. 2 * MOST - 1 take part.
+// A word that stands for a number, or for none: that comes first, and is refused.
+DEVICE double score_of(u32 word) { return word == ALL ? INFINITE : from_ordered(word); }
+
+// Put the candidates in order, by rank. Barriers before and behind.
 DEVICE void rank(Candidates& c) {
-    const int i = threadIdx.x;
-    if (i < 2 * MOST) {
+    __syncthreads();
+    const int n = c.n;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        const double own = c.scores[i];
+        const int id = c.ids[i];
         int before = 0;
-        for (int j = 0; j < 2 * MOST; j++) {
-            if (j == i) continue;
-            const bool other = c.ids[j] >= 0, own = c.ids[i] >= 0;
-            if (other != own)
-                before += other;
-            else if (!own)
-                before += j < i;
-            else
-                before += ByScore{}(c.scores[j], c.ids[j], c.scores[i], c.ids[i]);
-        }
-        c.sorted[before] = c.scores[i], c.sorted_ids[before] = c.ids[i];
+#pragma unroll 4
+        for (int j = 0; j < n; j++) before += ByScore{}(c.scores[j], c.ids[j], own, id);  // not before itself
+        c.sorted[before] = own, c.sorted_ids[before] = id;
     }
     __syncthreads();
+}
+
+// What a row of logits is searched in.
+struct Row {
+    const float* logits;
+    const u32 *seen, *runs;
+    int vocab, n_runs;
+
+    DEVICE u32 word(int run, int i) const { return word_of(logits, seen, vocab, run * RUN + i); }
+};
+
+struct PickRuns {
+    u32 groups[GROUPS], floor;
+    int chosen[FEW], n;
+};
+
+// All logits that reach the floor to the candidates; false when they are too many or the floor is nothing.
+DEVICE bool gather(const Row& row, int top_k, PickRuns& m, Candidates& c) {
+    constexpr int EACH = 1024 / GROUPS;
+    u32 most = 0;
+    for (int i = threadIdx.x; i < row.n_runs; i += blockDim.x) most = max(most, row.runs[i]);
+#pragma unroll
+    for (int s = EACH / 2; s; s >>= 1) most = max(most, __shfl_xor_sync(ALL, most, s));
+    if (threadIdx.x % EACH == 0) m.groups[threadIdx.x / EACH] = most;
+    if (threadIdx.x == 0) m.floor = 0, m.n = 0;
+    __syncthreads();
+    if (threadIdx.x < GROUPS) {
+        const u32 own = m.groups[threadIdx.x];
+        int reach = 0;
+#pragma unroll 8
+        for (int j = 0; j < GROUPS; j++) reach += m.groups[j] >= own;
+        if (reach >= top_k) atomicMax(&m.floor, own);
+    }
+    __syncthreads();
+    const u32 floor = m.floor;
+    if (!floor) return false;
+    for (int i = threadIdx.x; i < row.n_runs; i += blockDim.x)
+        if (row.runs[i] >= floor) {
+            const int at = atomicAdd(&m.n, 1);
+            if (at < FEW) m.chosen[at] = i;
+        }
+    __syncthreads();
+    if (m.n > FEW) return false;
+    for (int i = threadIdx.x; i < m.n * RUN; i += blockDim.x) {
+        const int run = m.chosen[i / RUN];
+        const u32 word = row.word(run, i % RUN);
+        if (word >= floor) c.add(score_of(word), run * RUN + i % RUN);
+    }
+    __syncthreads();
+    return c.n <= FEW;
+}
+
+// The slow way for rows that have too many equal logits or ask for very many. n_best runs, then as many logits.
+DEVICE void gather_exactly(const Row& row, SelectMemory& memory, int* chosen, int* best, u32* words, Candidates& c) {
+    const int n_best = min(MOST, row.n_runs), n_words = n_best * RUN;
+    __syncthreads();
+    if (threadIdx.x == 0) c.n = 0;
+    list_best(RunWords{row.runs}, row.n_runs, n_best, memory, Place{chosen});
+    __syncthreads();
+    for (int i = threadIdx.x; i < n_words; i += blockDim.x) words[i] = row.word(chosen[i / RUN], i % RUN);
+    __syncthreads();
+    list_best(RunWords{words}, n_words, min(MOST, n_words), memory, Place{best});
+    __syncthreads();
+    if (threadIdx.x < min(MOST, n_words)) {
+        const int i = best[threadIdx.x];
+        if (words[i]) c.add(score_of(words[i]), chosen[i / RUN] * RUN + i % RUN);
+    }
 }
 
 KERNEL void __launch_bounds__(1024)
@@ -263,48 +337,38 @@ KERNEL void __launch_bounds__(1024)
     inputs_ready();
     __shared__ SelectMemory memory;
     __shared__ Candidates c;
-    __shared__ int chosen_runs[MOST];
+    __shared__ PickRuns few;
+    __shared__ int best_words[MOST];
     __shared__ u32 run_words[MOST * RUN];
-    const long long row = blockIdx.x;
+    __shared__ double total;
+    const long long at = blockIdx.x;
     const int tid = threadIdx.x;
-    const Settings s = Settings::of(settings + row * SETTINGS);
+    const Settings s = Settings::of(settings + at * SETTINGS);
     const bool penalises = words && s.penalises();
-    const u32* of_row = penalises ? seen + row * words : nullptr;
-    logits += row * vocab;
-    runs += row * n_runs;
+    const Row row = {logits + at * vocab, penalises ? seen + at * words : nullptr, runs + at * n_runs, vocab, n_runs};
     if (s.greedy()) {
-        const int id = best_run(runs, n_runs, memory) * RUN + (tid & 31);
-        const u32 a = word_of(logits, nullptr, vocab, id), b = word_of(logits, nullptr, vocab, id + 32);
+        const int id = best_run(row.runs, n_runs, memory) * RUN + (tid & 31);
+        const u32 a = word_of(row.logits, nullptr, vocab, id), b = word_of(row.logits, nullptr, vocab, id + 32);
         const u32 top = warp_max(max(a, b));
         const u32 first = warp_min(a == top ? id : b == top ? id + 32 : ALL);
-        if (tid == 0) out[row] = is_finite(top) ? static_cast<int>(first) : -1;
+        if (tid == 0) out[at] = is_finite(top) ? static_cast<int>(first) : -1;
         return;
     }
-    const int n_best = min(MOST, n_runs);
-    list_best(RunWords{runs}, n_runs, n_best, memory, Place{chosen_runs});
-    __syncthreads();
-    for (int i = tid; i < n_best * RUN; i += blockDim.x)
-        run_words[i] = word_of(logits, of_row, vocab, chosen_runs[i / RUN] * RUN + i % RUN);
-    for (int i = tid; i < 2 * MOST; i += blockDim.x) c.ids[i] = -1, c.scores[i] = 0.0;
-    __syncthreads();
-    list_best(RunWords{run_words}, n_best * RUN, min(MOST, n_best * RUN), memory, Place{c.sorted_ids});
-    __syncthreads();
-    if (tid < MOST) {
-        const int i = c.sorted_ids[tid];
-        const u32 word = run_words[i];
-        c.ids[tid] = word ? chosen_runs[i / RUN] * RUN + i % RUN : -1;
-        c.scores[tid] = word == ALL ? INFINITE : from_ordered(word);  // what is not a number comes first, and is refused
-        if (penalises) c.ids[MOST + tid] = best_ids[row * MOST + tid], c.scores[MOST + tid] = best[row * MOST + tid];
-    }
-    __syncthreads();
-    rank(c);
     const int k = min(s.top_k, MOST);
-    if (tid < k) c.scores[tid] = c.sorted_ids[tid] < 0 ? 0.0 : exp((c.sorted[tid] - c.sorted[0]) / s.temperature);
+    double u = 0.0;
+    if (tid == 0) c.n = 0, u = uniform(seeds[at], positions[at] + (long long)ahead);
+    if (!gather(row, k, few, c)) gather_exactly(row, memory, few.chosen, best_words, run_words, c);
+    if (penalises && tid < MOST && best_ids[at * MOST + tid] >= 0) c.add(best[at * MOST + tid], best_ids[at * MOST + tid]);
+    rank(c);
+    const int n = min(k, c.n);
+    if (tid < n) c.scores[tid] = exp((c.sorted[tid] - c.sorted[0]) / s.temperature);
+    __syncthreads();
+    if (tid == 0) total = n ? sum(c.scores, n) : 1.0;
+    __syncthreads();
+    if (tid < n) c.scores[tid] = c.scores[tid] / total;
     __syncthreads();
     if (tid == 0) {
-        int n = 0;
-        while (n < k && c.sorted_ids[n] >= 0) n++;
         const bool valid = n > 0 && c.sorted[0] - c.sorted[0] == 0.0;
-        out[row] = valid ? c.sorted_ids[draw(c.scores, n, s, uniform(seeds[row], positions[row] + (long long)ahead))] : -1;
+        out[at] = valid ? c.sorted_ids[draw(c.scores, n, s, u)] : -1;
     }
 }

@@ -30,7 +30,6 @@ SPILLS = {
     "qsa_keys_row": "sm_120 only: 96 sums and the words of four dims at 168 registers",
     "qsa_values_row": "96 sums and two pairs of values under way at 168 registers: addresses that are used once a pair",
     "qsa_score": "a few words at the registers that its block leaves, outside the loop over blocks",
-    "sample_pick": "a block of 1,024 threads has 64 registers a thread; it runs once a sampled token",
 }
 """Kernels that keep registers in memory, and why they may."""
 

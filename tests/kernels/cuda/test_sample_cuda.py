@@ -38,7 +38,7 @@ def settings_of(rng: np.random.Generator) -> Sampling:
     )
 
 
-@pytest.mark.parametrize("vocab", [77, 1024, 64 * 70 + 3])
+@pytest.mark.parametrize("vocab", [77, 1024, 64 * 70 + 3, 70_003])
 @pytest.mark.parametrize("kind", [0, 1, 2, 3])
 def test_ids_are_those_of_the_reference(target, vocab, kind):
     rng, space = np.random.default_rng([vocab, kind]), target.workspace()
