@@ -3,8 +3,8 @@
 // gdn_scan takes what gdn_inputs.cu has convolved, and moves the kept inputs; windows have gdn_window.cu.
 //
 // A block is COLUMNS columns of one value head in one segment; its state lives in registers. A thread has two of the four
-// chains of a group, of two columns, and neighbouring lanes have the same rows of two pairs of columns: a read of two words
-// takes shared memory one turn where neighbours ask for the same, else two. With whole groups of one column a token would
+// chains of a group, of two columns, and neighbouring lanes have the same rows of two pairs of columns: a read of four words
+// takes shared memory two turns where neighbours ask for the same, else four. With whole groups of one column a token would
 // take twice the turns. Lanes join a column's halves by an exchange and its groups by three.
 // The outputs of eight tokens are summed over the groups together, each lane keeping one of them: seven exchanges instead
 // of 24. Tokens arrive 16 at a time by asynchronous copies, two tiles deep.
@@ -14,18 +14,17 @@
 //          within 3 % of even; 32 columns leave a quarter of them idle.
 // Source   the order of every sum is that of `ops.Kernels.gdn`
 #include "gdn_window.cuh"
+#include "gdn_order.cuh"
 
-constexpr int GROUPS = 8;
-constexpr int ROWS = D / GROUPS;
 constexpr int COLUMNS = 16;
 constexpr int TOKENS = 16;
 constexpr int SCAN_THREADS = GROUPS * COLUMNS;
 
-// Shared memory of a scan block. A group's rows are followed by a gap, so that the eight groups of a column lie in
-// different banks.
+// Shared memory of a scan block. Between the halves of a vector (gdn_order.cuh) is a gap, so that what half a warp reads lies
+// in different banks.
 struct Shape {
-    static constexpr int VECTOR_GROUP = ROWS % 8 ? ROWS : ROWS + 4;
-    static constexpr int VECTOR = GROUPS * VECTOR_GROUP;
+    static constexpr int VECTOR_HALF = D / 2 + (ROWS == 16 ? 4 : ROWS == 8 ? 16 : 0);
+    static constexpr int VECTOR = 2 * VECTOR_HALF;
     static constexpr int STATE_GROUP = ROWS * COLUMNS + 4;
     struct Tile {
         float q[TOKENS][VECTOR], k[TOKENS][VECTOR], v[TOKENS][COLUMNS], decay[TOKENS], beta[TOKENS];
@@ -40,15 +39,12 @@ struct Work {
     int channels, key_heads, value_heads, head, key_head, column;
 };
 
-// Where element x of a vector lies in a tile.
-DEVICE int place_of(int x) { return x / ROWS * Shape::VECTOR_GROUP + x % ROWS; }
-
 // Start the copies of the tokens from `first` (not past `end`) into a tile. A thread takes the same 16 bytes of every
 // EACH-th token.
 DEVICE void load_tile(Shape::Tile& tile, const Work& g, int first, int end) {
     constexpr u32 PIECES = D / 4, EACH = SCAN_THREADS / PIECES;
     const int n = min(TOKENS, end - first);
-    const u32 x = threadIdx.x % PIECES * 4, at = threadIdx.x / PIECES, to = place_of(x);
+    const u32 x = threadIdx.x % PIECES * 4, at = threadIdx.x / PIECES, to = x + x / (D / 2) * (Shape::VECTOR_HALF - D / 2);
     const float* row = g.c + static_cast<long long>(first + at) * g.channels + g.key_head * D + x;
 #pragma unroll
     for (u32 i = 0; i < TOKENS / EACH; i++) {
@@ -92,6 +88,23 @@ constexpr int M = ROWS / 4;
 
 typedef float State[2][2 * M];
 
+// A thread's rows of a query or key.
+DEVICE void read_rows(float (&v)[2 * M], const float* from) {
+    if (M % 2) {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            const float2 two = reinterpret_cast<const float2*>(from)[m];
+            v[2 * m] = two.x, v[2 * m + 1] = two.y;
+        }
+    } else {
+#pragma unroll
+        for (int m = 0; m < M / 2; m++) {
+            const float4 four = reinterpret_cast<const float4*>(from)[m];
+            v[4 * m] = four.x, v[4 * m + 1] = four.y, v[(4 * m + 2) % (2 * M)] = four.z, v[(4 * m + 3) % (2 * M)] = four.w;
+        }
+    }
+}
+
 // The sum over all groups of a column; every lane of the column gets it.
 DEVICE float sum_groups(float p) {
     p = p + __shfl_xor_sync(ALL, p, GROUP);
@@ -125,31 +138,21 @@ DEVICE int token_of(int lane) { return (lane & GROUP) | (lane & 2 * GROUP) >> 2 
 // One token: s = s * decay; e = beta * (v - sum(s * k)); s = fma(k, e, s); returns the group's part of sum(s * q) of the
 // lane's own column. v: of that column; q, k: from the lane's first row.
 DEVICE float delta_step(State& s, const float* q, const float* k, float v, float decay, float beta) {
-    float2 keys[M];
-    float p[2][2] = {};
+    float keys[2 * M], queries[2 * M], p[2][2] = {}, o[2][2] = {};
+    read_rows(keys, k);
 #pragma unroll
-    for (int m = 0; m < M; m++) {
-        keys[m] = *reinterpret_cast<const float2*>(k + 4 * m);
+    for (int i = 0; i < 2 * M; i++)
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
-            p[c][0] = fmaf(s[c][2 * m] *= decay, keys[m].x, p[c][0]);
-            p[c][1] = fmaf(s[c][2 * m + 1] *= decay, keys[m].y, p[c][1]);
-        }
-    }
+        for (int c = 0; c < 2; c++) p[c][i % 2] = fmaf(s[c][i] *= decay, keys[i], p[c][i % 2]);
     const float parts[2] = {p[0][0] + p[0][1], p[1][0] + p[1][1]};
     float e[2];
     e[0] = beta * (v - sum_groups(join_halves(parts)));
     e[1] = __shfl_xor_sync(ALL, e[0], HALF);
-    float o[2][2] = {};
+    read_rows(queries, q);
 #pragma unroll
-    for (int m = 0; m < M; m++) {
-        const float2 query = *reinterpret_cast<const float2*>(q + 4 * m);
+    for (int i = 0; i < 2 * M; i++)
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
-            o[c][0] = fmaf(s[c][2 * m] = fmaf(keys[m].x, e[c], s[c][2 * m]), query.x, o[c][0]);
-            o[c][1] = fmaf(s[c][2 * m + 1] = fmaf(keys[m].y, e[c], s[c][2 * m + 1]), query.y, o[c][1]);
-        }
-    }
+        for (int c = 0; c < 2; c++) o[c][i % 2] = fmaf(s[c][i] = fmaf(keys[i], e[c], s[c][i]), queries[i], o[c][i % 2]);
     const float sums[2] = {o[0][0] + o[0][1], o[1][0] + o[1][1]};
     return join_halves(sums);
 }
@@ -157,7 +160,7 @@ DEVICE float delta_step(State& s, const float* q, const float* k, float v, float
 // The tokens of a tile, their outputs to out[token][column].
 DEVICE void scan_tile(State& s, const Shape::Tile& tile, int n, float (*out)[COLUMNS]) {
     const Place place;
-    const int first = place.group * Shape::VECTOR_GROUP + 2 * place.half, own = place.own();
+    const int first = place.half * Shape::VECTOR_HALF + place.group * 2 * M, own = place.own();
     const float *q = &tile.q[0][first], *k = &tile.k[0][first];
     auto step = [&](int t) {
         return delta_step(s, q + t * Shape::VECTOR, k + t * Shape::VECTOR, tile.v[t][own], tile.decay[t], tile.beta[t]);
