@@ -168,13 +168,15 @@ def _owning(room: CardRoom) -> CardPlan:
     """Buffers of their own, before the cache is sized."""
     tried = room.borrow and room.known
     chunk = min(room.prefill or (OWN_NOTHING_FITS if tried else OWN_AUTO), room.most)
-    owned = room.streamed(chunk) + max(OWN_SLACK, KEPT_FREE - room.reserve)
-    budget = room.budget(Room(room.free, room.reserve, room.given, owned), 1)
+    slack = max(OWN_SLACK, KEPT_FREE - room.reserve)
+    whole = not room.cache and room.every + room.price(chunk) + slack + room.reserve <= room.free
+    price = room.price if whole else room.streamed
+    budget = room.budget(Room(room.free, room.reserve, room.given, price(chunk) + slack), 1)
     slots = room.slots(budget.n_bytes)
-    layout = stepped_down(chunk, room.free - slots.n_bytes, room.streamed)
+    layout = stepped_down(chunk, room.free - slots.n_bytes, price)
     if not layout.chunk and len(slots):  # a prompt comes before a cache
         slots = Slots(())
-        layout = stepped_down(chunk, room.free, room.streamed)
+        layout = stepped_down(chunk, room.free, price)
     left = room.free - slots.n_bytes - layout.own_bytes
     said = _lowered(room, budget)
     return CardPlan(slots, budget.n_bytes, budget.reserve, layout, "own, stepped down", "off", left, left, said)

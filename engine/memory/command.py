@@ -10,17 +10,22 @@ from pathlib import Path
 from typing import Final
 
 from strata.engine import environment
-from strata.engine.device.arena import GIB, MIB
+from strata.engine.device.arena import ALIGNMENT, GIB, MIB
 from strata.engine.device.base import Memory
 from strata.engine.device.host import ram
+from strata.engine.drafts import draft_pack
+from strata.engine.flags import WINDOW_ROWS
 from strata.engine.memory import show
 from strata.engine.memory.advice import advise
 from strata.engine.memory.figures import DoesNotFit, Figures, Switches
 from strata.engine.memory.plan import plan_memory
 from strata.engine.memory.profile import ProfileError, read_profile
-from strata.engine.memory.sizes import model_sizes
+from strata.engine.memory.sizes import bound_bytes, model_sizes
+from strata.engine.memory.state import draft_slot_bytes
+from strata.engine.model.tape import tape_bytes
 from strata.engine.options import Options, Refused
 from strata.engine.pack import Pack
+from strata.engine.pack.tensors import draft_tensors
 from strata.kernels.cuda.compile import DeviceError
 from strata.protocol.fields import parse_float
 
@@ -53,14 +58,29 @@ def switches(environ: Mapping[str, str]) -> Switches:
 
 def gather(pack: Pack, options: Options) -> Figures:
     """The figures of a pack, the machine, and the files that the options name."""
+    draft, draft_slot = _draft(pack, options)
     return Figures(
         spec=pack.spec,
         sizes=model_sizes(pack.spec, pack),
         types={name: tensor.type for name, tensor in pack.items()},
         vram=_vram(options),
         ram=_ram(options),
+        draft=draft,
+        draft_slot=draft_slot,
+        draft_in_slots=options.batch_mtp,
+        mtp=options.mtp is not None,
+        tape=tape_bytes(pack.spec, WINDOW_ROWS, ALIGNMENT) if options.spec > 1 else 0,
         profile=_profile(pack, options),
     )
+
+
+def _draft(pack: Pack, options: Options) -> tuple[int, int]:
+    """Bytes of the draft layer and of what it remembers of a sequence; 0 where none is loaded."""
+    found = draft_pack(options, pack)
+    if found is None:
+        return 0, 0
+    layer = bound_bytes(draft_tensors(pack.spec, found.spec), found.pack)
+    return layer, draft_slot_bytes(pack.spec, found.spec, options.kv, options.draft_context)
 
 
 def _profile(pack: Pack, options: Options) -> tuple[tuple[int, int], ...] | None:

@@ -32,6 +32,7 @@ class Figures:
     types    of the pack's tensors by name
     draft    bytes of the draft layer, 0 = none is loaded · draft_slot: of its memory of a sequence · draft_in_slots:
              whether it follows batch slots too · mtp: whether one was asked for
+    tape     bytes that verify windows record, 0 = there are none
     vram     of the card, None on the host · ram: of the machine
     profile  (layer, expert), hottest first; None when no order is known
     """
@@ -45,6 +46,7 @@ class Figures:
     draft_slot: int = 0
     draft_in_slots: bool = False
     mtp: bool = False
+    tape: int = 0
     profile: tuple[tuple[int, int], ...] | None = None
 
     def draft_memory(self, n_slots: int) -> int:

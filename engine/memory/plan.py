@@ -89,7 +89,7 @@ def _always(figures: Figures, options: Options, price: Price) -> list[Line]:
         Line("dense weights", "VRAM", dense, "embedding, attention, delta nets, routers, shared experts, rope"),
         Line("output head", "VRAM", figures.sizes.head),
         Line("draft layer", "VRAM", figures.draft, "with its experts"),
-        Line("decode windows", "VRAM", price.windows, f"up to {flags.WINDOW_ROWS} rows"),
+        Line("decode windows", "VRAM", price.windows + figures.tape, f"up to {flags.WINDOW_ROWS} rows"),
     ]
 
 

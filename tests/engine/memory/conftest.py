@@ -199,6 +199,13 @@ class CountingDriver:
     def event(self) -> _Event:
         return _Event()
 
+    def precompile(self, work: Callable[[], None]) -> int:
+        work()
+        return 0
+
+    def uploader(self) -> CountingDriver:
+        return self
+
     def mapped(self, host: np.ndarray) -> np.ndarray:
         return host
 
@@ -207,7 +214,7 @@ class CountingDriver:
 
     def _nothing(self, *_: Any) -> None: ...
 
-    upload = download = copy = zero = synchronize = _nothing
+    upload = download = copy = zero = synchronize = finish = _nothing
 
 
 @contextmanager
@@ -248,6 +255,16 @@ def _pass(device: CudaDevice, model: Model, state: StatePool, windows: Windows, 
     device.expect(None)
     rows = Rows.of([(0, 0, np.zeros(n, np.int32))])
     model.compute(state.located(rows).placed(device), state, np.arange(n - 1, n))
+
+
+@pytest.fixture(params=["counting", pytest.param("card", marks=pytest.mark.gpu)])
+def counting_or_card(request: pytest.FixtureRequest) -> Iterator[object]:
+    """A driver that only counts, and a real card's if asked to."""
+    if request.param == "card":
+        yield request.getfixturevalue("new_card")()
+        return
+    with _figures(H100):
+        yield CountingDriver()
 
 
 @pytest.fixture

@@ -107,6 +107,12 @@ def test_a_card_that_holds_all_experts_reads_in_own_buffers_without_any_profile(
     assert (tighter.way, tighter.layout.chunk) == ("borrowed", 8192)  # own buffers would be a step shorter
 
 
+def test_a_chunk_shorter_than_the_candidates_streams_nothing_where_all_experts_are_there():
+    room = replace(LARGE, free=sum(MIXED) + 6 * GIB, prefill=64)
+    plan = plan_card(replace(room, borrow=False))
+    assert (len(plan.slots), plan.layout.chunk, plan.layout.own_bytes) == (24_576, 64, desktop(64))
+
+
 def test_without_a_known_order_nothing_is_lent():
     plan = plan_card(replace(LARGE, known=False))
     assert (plan.way, plan.layout.chunk, plan.layout.lent) == ("own, stepped down", 2048, 0)

@@ -54,6 +54,17 @@ def test_an_8_gb_card_lends_most_of_its_slots_for_a_chunk(plan_of):
     assert advice and all(one["got"] > slots for one in advice)
 
 
+def test_an_8_gb_card_gets_its_long_chunk_from_the_head(plan_of, full_draft):
+    line = ("--vram-reserve-mib", 590, "--mtp", full_draft, "--spec", 4)
+    plain, lent = plan_of(8151, *line), plan_of(8151, *line, "--prefill-head-alias")
+    assert plain["prompt"]["way"] == "borrowed" and plain["prompt"]["chunk"] < 2048
+    assert lent["prompt"]["way"] == "head alias" and lent["prompt"]["chunk"] == 2048
+    assert lent["expert_cache"]["slots"] > plain["expert_cache"]["slots"] + 180
+    assert lent["free_decoding"] < 256 * MIB < plain["free_decoding"]
+    advice = next(short for short in plain["shortfalls"] if short["what"] == "prompt chunk")["advice"]
+    assert {"option": "--prefill-head-alias --short-read 0", "got": 2048} in advice
+
+
 def test_a_12_gb_card_borrows_for_chunks_of_8192(plan_of):
     plan = plan_of(12_288)
     assert (plan["prompt"]["way"], plan["prompt"]["chunk"]) == ("borrowed", 8192)
@@ -101,6 +112,7 @@ def test_a_plan_of_a_command_line_to_serve_with_speaks_no_protocol(full_pack):
         (("--vram-limit-mib", 2000), "one conversation takes"),
         (("--vram-limit-mib", 8151, "--prefill-head-alias"), "--prefill-head-alias: needs --serve"),
         (("--vram-limit-mib", 8151, "--expert-profile", "/nowhere"), "--expert-profile: /nowhere: No such file"),
+        (("--vram-limit-mib", 8151, "--mtp", "/nowhere.gguf", "--spec", 4), "--mtp: /nowhere.gguf"),
     ],
 )
 def test_a_plan_that_is_refused_ends_with_code_2_and_one_line(full_pack, argv, reason):
