@@ -138,7 +138,7 @@ class RowPlan:
 
     def arguments(self) -> dict[str, int]:
         """Numbers of the kernel's Arguments; inverses are 2^32 / divisor, rounded up."""
-        divisors = {"strip_turn": self.strip_turns, "region": self.regions}
+        divisors = {"strip": self.strip, "strip_turn": self.strip_turns, "region": self.regions}
         inverses = {f"{name}_inverse": -(-(1 << 32) // by) if by > 1 else 0 for name, by in divisors.items()}
         signed = {name: value - (1 << 32) if value >> 31 else value for name, value in inverses.items()}
         return {name: getattr(self, name) for name in NUMBERS} | signed
@@ -246,7 +246,7 @@ class _Job:
         blocks = self.card.multiprocessors * (self.tuning.blocks or 1)
         while True:
             cut = _Cut(self, blocks, self.tuning.terms_room or way.terms)
-            if cut.all_turns < MOST_TURNS and cut.weight_bytes < MOST_BYTES:
+            if max(cut.all_turns, cut.each + LANES) < MOST_TURNS and cut.weight_bytes < MOST_BYTES:
                 return cut.plan(way)
             blocks *= 2
 

@@ -22,8 +22,8 @@ from strata.kernels.formats import TensorType
 
 ROW: Final = structure(
     ("x", "q", "d", "join", "first", "second", "ids", "weights", "given", "beside"),
-    ("early", "n", "used", "matrices", "strip", "turns", "strip_turns", "strip_turn_inverse", "strips", "regions",
-     "region_inverse", "at_scales", "at_sums", "at_keys", "at_segments", "at_arrived", "at_terms", "at_grid",
+    ("early", "n", "used", "matrices", "strip", "strip_inverse", "turns", "strip_turns", "strip_turn_inverse", "strips",
+     "regions", "region_inverse", "at_scales", "at_sums", "at_keys", "at_segments", "at_arrived", "at_terms", "at_grid",
      "at_stages", "at_y"),
 )  # fmt: skip
 """Arguments of product_row.cu."""

@@ -32,9 +32,9 @@ struct Arguments {
     const float* beside;  // DOWN: null, or (n, rows): out = fma(sigmoid(join[row]), beside, out) at the end
     int early;            // works beside the kernel before it (intrinsics.cuh)
     int n, used, matrices;
-    int strip;                    // rows of a strip at most
+    int strip, strip_inverse;     // rows of a strip at most; inverses: 2^32 / divisor, rounded up
     int turns;                    // of a full strip of one matrix
-    int strip_turns, strip_turn_inverse;  // of a full strip; inverses: 2^32 / divisor, rounded up
+    int strip_turns, strip_turn_inverse;  // of a full strip
     int strips;                   // of a block at most
     int regions, region_inverse;  // strips that the table of terms holds
     int at_scales, at_sums, at_keys, at_segments, at_arrived, at_terms, at_grid, at_stages, at_y;  // parts of shared memory, bytes
@@ -89,19 +89,20 @@ struct Finder {
     DEVICE void enter(Segment own) {
         const int lane = threadIdx.x & 31;
         const bool there = own.rows > 0;
-        const int strips = there ? (own.rows + a.strip - 1) / a.strip : 0, last = own.rows - (strips - 1) * a.strip;
+        const int strips = there ? divide(own.rows + a.strip - 1, a.strip, a.strip_inverse) : 0;
+        const int last = own.rows - (strips - 1) * a.strip;
         const int turns = there ? (strips - 1) * a.strip_turns + HALVES * turns_of(last * ITEMS) : 0;
-        int all_turns = turns, all_strips = strips;
-#pragma unroll
-        for (int s = 1; s < 32; s *= 2) {
-            const int t = __shfl_up_sync(~0u, all_turns, s), u = __shfl_up_sync(~0u, all_strips, s);
-            if (lane >= s) all_turns += t, all_strips += u;
-        }
-        own.turn = found.turns + all_turns - turns, own.strip = found.strips + all_strips - strips;
         const u32 mask = __ballot_sync(~0u, there);
-        if (there) segments[found.segments + __popc(mask & ((1u << lane) - 1))] = own;
-        found.segments += __popc(mask);
-        found.turns += __shfl_sync(~0u, all_turns, 31), found.strips += __shfl_sync(~0u, all_strips, 31);
+        int number = found.segments;
+        own.turn = found.turns, own.strip = found.strips;
+#pragma unroll 1
+        for (u32 left = mask; left; left &= left - 1) {  // few
+            const int of = __ffs(left) - 1;
+            const int more_turns = __shfl_sync(~0u, turns, of), more_strips = __shfl_sync(~0u, strips, of);
+            found.segments++, found.turns += more_turns, found.strips += more_strips;
+            if (lane > of) number++, own.turn += more_turns, own.strip += more_strips;
+        }
+        if (there) segments[number] = own;
     }
     DEVICE long long row_bytes() const { return ITEMS * ITEM_BYTES; }
 
@@ -148,8 +149,26 @@ struct Finder {
     DEVICE u64* gates(int count) const { return (u64*)(keys + ((count + 3) & ~3)); }
     DEVICE u64* ups(int count) const { return gates(count) + ((count + 3) & ~3); }
 
+    // A token's pairs have different experts.
+    DEVICE void pairs_of_one() {
+        const int rows = a.matrix[0].rows, p = threadIdx.x & 31;
+        Share share(a.used * rows);  // if all experts are there
+        const int e = p < a.used ? __ldcg(a.ids + p) : -1;
+        const u64 gate = e >= 0 ? a.first[e] : 0, up = MODE == GATE_UP && e >= 0 ? a.second[e] : 0;
+        const u32 there = __ballot_sync(~0u, gate != 0);
+        if (__popc(there) < a.used) share = Share(__popc(there) * rows);
+        const int before = __popc(there & ((1u << p) - 1)) * rows, from = clamp(share.begin - before, 0, rows);
+        Segment own{};
+        if (gate) {
+            own.rows = clamp(share.end - before, 0, rows) - from;
+            own.from = (const u8*)gate + from * row_bytes(), own.second = (const u8*)up + from * row_bytes();
+            own.out = a.matrix[0].out + p * rows + from;
+        }
+        enter(own);
+    }
     DEVICE void pairs() {
         const int count = a.n * a.used, rows = a.matrix[0].rows;
+        if (a.n == 1 && count <= 32) return pairs_of_one();
         read(0, count);
 #pragma unroll 1
         for (int p = threadIdx.x & 31; p - (int)(threadIdx.x & 31) < count; p += 32) {

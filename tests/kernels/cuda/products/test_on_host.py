@@ -17,12 +17,22 @@ WINDOWS = [
     ("Q6_K", 75, 1280, 1, Tuning(together=True, ring=8)),
     ("IQ3_S", 40, 512, 9, Tuning(together=True, ring=4)),
     ("Q2_K", 33, 512, 8, Tuning(together=True, rows=16, ring=2, stages=2)),
+    ("Q6_K", 21, 1024, 5, Tuning(together=True, rows=16, ring=2)),
+    ("Q6_K", 40, 512, 11, Tuning(together=True, rows=8)),
+    ("Q5_K", 17, 768, 8, Tuning(together=True)),
 ]
 
 
 @pytest.mark.parametrize("name, rows, cols, n, tuning", WINDOWS, ids=str)
 def test_a_window_has_the_bits_of_the_written_order(host, random_weight, name, rows, cols, n, tuning):
     host.check_linear([random_weight(name, rows, cols)], n, tuning=tuning)
+
+
+@pytest.mark.parametrize("name", ["Q6_K", "Q5_K", "IQ3_S"])
+def test_inputs_that_another_kernel_quantised_lie_where_the_weights_want_them(host, random_weight, monkeypatch, name):
+    monkeypatch.setattr(product, "QUANTIZE_APART", 1)
+    for cols in (768, 1024):
+        host.check_linear([random_weight(name, 24, cols)], 6, tuning=Tuning(together=True))
 
 
 def test_large_matrices_go_through_tiles_and_small_ones_do_not():
@@ -67,6 +77,8 @@ def test_rows_that_do_not_fit_shared_memory_are_computed_in_parts(host, random_w
 MIXTURES = [
     (("IQ3_S", "IQ3_S", "IQ4_NL"), 96, 512, 5, 3, 6, (2,)),
     (("Q4_K", "Q6_K", "Q8_0"), 64, 256, 3, 2, 4, ()),
+    (("IQ3_S", "IQ3_S", "IQ4_NL"), 96, 512, 1, 5, 8, (2, 7)),
+    (("Q4_K", "Q6_K", "Q8_0"), 64, 256, 1, 4, 5, ()),
     (("BF16", "BF16", "BF16"), 40, 132, 4, 3, 5, (1, 3)),
     (("IQ3_S", "IQ3_S", "IQ4_NL"), 96, 512, 21, 3, 6, ()),
     (("Q4_K", "Q6_K", "Q8_0"), 64, 256, 19, 2, 4, ()),

@@ -37,13 +37,14 @@ def planned(job: tuple) -> tuple[RowPlan, list[int], str]:
 @given(jobs)
 def test_every_row_and_item_has_a_place_and_every_sum_a_lane(job):
     try:
-        plan, _, mode = planned(job)
+        plan, rows, mode = planned(job)
     except ValueError:
         return
     halves = 2 if mode == GATE_UP else 1
     assert plan.strip * plan.columns * halves <= LANES
     assert plan.turns * LANES >= plan.strip * plan.items * plan.lanes
     assert plan.strips * plan.turns * halves < MOST_TURNS
+    assert -(-sum(rows) // plan.blocks) + plan.strip < MOST_TURNS
     assert 1 <= plan.regions <= plan.strips
     assert (
         plan.items <= row_plans.NEIGHBOURS
@@ -82,7 +83,7 @@ def test_a_division_by_an_inverse_is_exact(job, number):
     except ValueError:
         return
     entered = plan.arguments()
-    for name, by in (("strip_turn", plan.strip_turns), ("region", plan.regions)):
+    for name, by in (("strip", plan.strip), ("strip_turn", plan.strip_turns), ("region", plan.regions)):
         inverse = entered[f"{name}_inverse"] % (1 << 32)
         assert by == 1 or number * inverse >> 32 == number // by
 
