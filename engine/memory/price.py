@@ -4,10 +4,10 @@
     price(2048)                      # bytes of the workspace of passes of up to 2,048 rows
     price.windows                    # of decode windows
 
-The passes' own allocations are replayed on a tally, in their order and with their alignment, for the card that takes the
-most of those that a plan may be for (attention cuts its rows by the card); a test compares it with what the kernels'
-wrappers take. Where the two halves of a layer lie is in engine/device/cuda.py: what lives for the
-whole pass, then what mixers and what experts take in turn.
+The passes' own allocations are replayed on a tally, in their order and with their alignment, for whatever card takes
+the most (attention cuts its rows by the card); a test compares it with what the kernels' wrappers take. Where the two
+halves of a layer lie is in engine/device/cuda.py: what lives for the whole pass, then what mixers and what experts take
+in turn.
 
 Cost     microseconds a chunk; a price never falls when the chunk grows
 """
