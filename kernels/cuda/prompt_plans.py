@@ -105,15 +105,18 @@ CUTS: Final[tuple[Cut | WideCut, ...]] = (
 
 WIDE_CUTS: Final = (
     WideCut(1, 8, 2, 2),
-    WideCut(1, 4, 2, 3),
+    WideCut(1, 8, 1, 3),
     WideCut(1, 6, 2, 2),
     WideCut(1, 10, 2, 2),
-    WideCut(1, 6, 4, 1),
+    WideCut(1, 12, 2, 2),
     WideCut(2, 6, 4, 1),
     WideCut(2, 8, 4, 1),
     WideCut(2, 8, 2, 1),
-    WideCut(3, 8, 2, 1),
-    WideCut(1, 2, 2, 4),
+    WideCut(2, 12, 2, 1),
+    WideCut(3, 4, 4, 1),
+    WideCut(1, 4, 2, 3),
+    WideCut(1, 6, 1, 4),
+    WideCut(1, 4, 1, 4),
 )
 
 

@@ -84,29 +84,32 @@ DEVICE int place_of(int column) {
 }
 
 // Asynchronous copies of the activations of one step, of `columns`: int8, scales and sums. Past the row's end nothing is
-// copied. All sources are read before the first copy: a copy behind a read waits for it.
+// copied. Sources are read some at a time before their copies: a copy behind a read waits for it.
 DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int parity, int columns) {
     enum {
-        QS = (BN * 8 + THREADS - 1) / THREADS,
         AT_ONCE_Q = THREADS / 8,
-        DS = (BN * 4 + THREADS - 1) / THREADS,
         AT_ONCE_D = THREADS / 4,
-        WHOLE = MODE == DENSE && BN % AT_ONCE_D == 0  // no column has to be asked for
+        QS = (BN + AT_ONCE_Q - 1) / AT_ONCE_Q,
+        DS = (BN + AT_ONCE_D - 1) / AT_ONCE_D,
+        WHOLE = MODE == DENSE && BN % AT_ONCE_D == 0,  // no column has to be asked for
+        SOME = 4
     };
     const u32* source = (const u32*)(shared + AT_SOURCE);
     u8* inputs = shared + AT_INPUTS + parity * FETCHED;
     const int piece = threadIdx.x & 7, first = threadIdx.x >> 3, s = threadIdx.x & 3, own = threadIdx.x >> 2;
-    u32 begin[QS], begin_d[DS];
-#pragma unroll
-    for (int i = 0; i < QS; i++) begin[i] = source[min(first + i * AT_ONCE_Q, BN - 1)];
-#pragma unroll
-    for (int i = 0; i < DS; i++) begin_d[i] = source[min(own + i * AT_ONCE_D, BN - 1)] / 32;
     if (STEP * step + 16 * piece < a.cols) {
         const u8* from = a.q + STEP * step + 16 * piece;
         u8* to = inputs + piece * PIECE + first * 16;
 #pragma unroll
-        for (int i = 0; i < QS; i++)
-            if (WHOLE || first + i * AT_ONCE_Q < columns) copy16(to + i * AT_ONCE_Q * 16, from + begin[i]);
+        for (int begin = 0; begin < QS; begin += SOME) {
+            u32 at[SOME];
+#pragma unroll
+            for (int i = 0; i < SOME; i++) at[i] = source[min(first + (begin + i) * AT_ONCE_Q, BN - 1)];
+#pragma unroll
+            for (int i = 0; i < SOME; i++)
+                if (begin + i < QS && (WHOLE || first + (begin + i) * AT_ONCE_Q < columns))
+                    copy16(to + (begin + i) * AT_ONCE_Q * 16, from + at[i]);
+        }
     }
     if (STEP * step + 32 * s < a.cols) {
         const float* from = a.d + 4 * step + s;
@@ -114,7 +117,7 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int parity, i
 #pragma unroll
         for (int i = 0; i < DS; i++) {
             const int column = own + i * AT_ONCE_D;
-            if (WHOLE || column < columns) copy4(to + place_of(column), from + begin_d[i]);
+            if (WHOLE || column < columns) copy4(to + place_of(column), from + source[column] / 32);
         }
     }
     if (F::OFFSET) {
@@ -125,8 +128,7 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int parity, i
 #pragma unroll
             for (int i = 0; i < (BN * GROUPS + THREADS - 1) / THREADS; i++) {
                 const int column = c + i * (THREADS / GROUPS);
-                if (column < columns)
-                    copy4(to + place_of(column), from + source[column] / F::GROUP);
+                if (column < columns) copy4(to + place_of(column), from + source[column] / F::GROUP);
             }
         }
     }
