@@ -38,7 +38,7 @@ def slots_draft(options: Options, n_slots: int) -> str | None:
 
 
 def draft_rules(options: Options, n_slots: int) -> tuple[DraftRules, list[str]]:
-    """Drafts of an engine with so many slots, and what of the options comes to nothing, for the log."""
+    """Drafts of an engine with so many slots; for the log, which they are and what of the options comes to nothing."""
     said = []
     if options.mtp is not None and options.spec < 2:
         said.append("--mtp: no window has drafts with --spec 1; ask for more rows: --spec 4")
@@ -48,4 +48,6 @@ def draft_rules(options: Options, n_slots: int) -> tuple[DraftRules, list[str]]:
     if options.spec < 2:
         return DraftRules(), said
     slots = options.batch_mtp and reason is None
+    where = f", one in each of {n_slots} slots" if slots else ""
+    said.append(f"drafts: up to {options.mtp_max} of the draft layer and {options.lookup} of the text{where}")
     return DraftRules(options.spec, options.spec_min_p, options.suffix_draft, slots), said

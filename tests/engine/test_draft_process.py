@@ -47,6 +47,10 @@ def test_info_says_which_drafts_there_are(plain, drafting):
     assert [drafting.info.values[name] for name in names] == [4, 3, 3, 0.0]
 
 
+def test_the_log_says_where_drafts_come_from(drafting):
+    assert "drafts: up to 3 of the draft layer and 3 of the text, one in each of 3 slots" in drafting.log.read_text()
+
+
 def test_text_with_drafts_is_the_text_without(plain, drafting):
     for line in asked():
         without, withal = plain.ask(line), drafting.ask(line)
@@ -109,8 +113,9 @@ def test_a_draft_layer_that_is_not_there_is_refused_with_the_remedy(start_engine
     assert "there is no draft layer in this file; name a file of the draft layer: --mtp FILE" in said.text
 
 
-def test_options_that_come_to_nothing_are_said_and_the_slots_go_on(serve_pack):
-    engine = serve_pack(*COMMON, "--batch", "2", "--batch-mtp", pack="odd-q8_0")
+@pytest.mark.parametrize(("options", "env"), [(("--batch-mtp",), {}), ((), {"STRATA_BATCH_MTP": "1"})])
+def test_options_that_come_to_nothing_are_said_and_the_slots_go_on(serve_pack, options, env):
+    engine = serve_pack(*COMMON, "--batch", "2", *options, pack="odd-q8_0", env=env)
     assert "--batch-mtp is off: there is no draft layer: add --mtp" in engine.log.read_text()
     assert engine.info.values["batch_slots"] == 2
     assert len(text(engine.ask(gen(3, [1, 2, 3])))) == 3
