@@ -1,6 +1,6 @@
 """Products of a prompt on a card: the model's matrices and experts, and what the card could give.
 
-    python -m strata.bench.prompt_products_cuda --out results.json [--only ceiling,dense,experts] [--cuts]
+    python -m strata.bench.prompt_products_cuda --out results.json [--only ceiling,dense,hyper,experts] [--cuts]
 
 Every product is first compared, bit for bit, with the window product of some of its rows; other cuts are compared with
 all of the chosen one. A figure is the time of one
@@ -31,19 +31,21 @@ from rich.console import Console
 
 from strata.bench.kernels_cuda import Bench
 from strata.bench.report import Report, show
-from strata.kernels.cuda import arguments, compile, mixture, product, prompt_plans
+from strata.kernels.cuda import arguments, compile, hyper, mixture, product, prompt_plans
 from strata.kernels.cuda import card as cards
 from strata.kernels.cuda.plans import DENSE, GATE_UP, PAIRS, order
 from strata.kernels.cuda.prompt_plans import CUTS, WIDE_CUTS, Cut, WideCut, expected, fitted, prompt_plan
 from strata.kernels.formats import BY_NAME
+from strata.kernels.ops import Hyper
 
+SECTIONS = ("ceiling", "dense", "hyper", "experts")
 ROWS = (8192, 2048)
 DENSE_SHAPES = (
     ("Q6_K", 16384, 2560), ("Q6_K", 2560, 6144), ("Q6_K", 320, 10240), ("Q8_0", 10240, 320), ("Q8_0", 640, 2560),
     ("Q5_K", 16384, 2560), ("Q8_0", 16384, 2560), ("IQ3_S", 16384, 2560), ("IQ4_NL", 16384, 2560),
 )  # fmt: skip
 SWEPT = DENSE_SHAPES[:5]
-EXPERTS, USED, HIDDEN, INNER = 512, 10, 2560, 640
+EXPERTS, USED, HIDDEN, INNER, STREAMS, RANK = 512, 10, 2560, 640, 4, 320
 EXPERT_TYPES = ("IQ3_S", "IQ4_NL")
 TRIED = (*WIDE_CUTS, *CUTS[:3])
 CHECKED = 8
@@ -83,7 +85,7 @@ def kernels_of(cuts: tuple[Cut | WideCut, ...], only: set[str]) -> Kernels:
                 add(EXPERT_TYPES[1], PAIRS, HIDDEN, INNER, expected(n * USED, EXPERTS), cut)
     for kind in dict.fromkeys(kind for kind, _, _ in DENSE_SHAPES):
         for way in ("", "WIDE_"):
-            constants = {"INPUT_ORDER": way + order(BY_NAME[kind]), "SUMS": BY_NAME[kind].sums}
+            constants: dict[str, int | str] = {"INPUT_ORDER": way + order(BY_NAME[kind]), "SUMS": BY_NAME[kind].sums}
             found.add(("quantize.cu", "quantize", tuple(sorted(constants.items()))))
     return found
 
@@ -114,7 +116,7 @@ class Recorder:
 
     def __call__(self, source: str, name: str, **constants: int | str) -> Callable[..., None]:
         kernel = self._load(source, name, **constants)
-        label = f"{name} {constants['MODE']}" if "MODE" in constants else name
+        label = " ".join(str(part) for part in (name, constants.get("MODE"), constants.get("TYPE")) if part)
 
         def launched(*arguments: Any, **more: Any) -> None:
             begin, end = self._cp.cuda.Event(), self._cp.cuda.Event()
@@ -157,7 +159,7 @@ def milliseconds(bench: Bench, call: Callable[[], Any]) -> dict[str, list[float]
 
 def product_of(ms: dict[str, list[float]], mode: str) -> list[float]:
     """The figures of the product in this mode, whichever kernel it was."""
-    (label,) = (label for label in ms if label.startswith("product_") and label.endswith(f" {mode}"))
+    (label,) = (label for label in ms if label.startswith("product_") and label.split()[1] == mode)
     return ms[label]
 
 
@@ -165,7 +167,7 @@ def product_of(ms: dict[str, list[float]], mode: str) -> list[float]:
 def cut_to(cut: Cut | WideCut | None) -> Iterator[None]:
     """Plans take this cut and no other; None leaves the choice to them."""
     before = prompt_plans.CUTS
-    prompt_plans.CUTS = (cut,) if cut else before  # type: ignore[misc, assignment]
+    prompt_plans.CUTS = (cut,) if cut else before  # type: ignore[misc]
     prompt_plan.cache_clear()
     try:
         yield
@@ -275,6 +277,22 @@ class Products:
                 if label in ms:
                     bench.add(f"{case}: {label}", "us", [1e3 * t for t in ms[label]])
 
+    def streams(self, n: int) -> None:
+        """A hyper-connection, kernel by kernel."""
+        bench, cp = self.bench, self.bench.cp
+        cols = STREAMS * HIDDEN
+        x, y, beta = (
+            bench.inputs(n, cols).reshape(n, STREAMS, HIDDEN),
+            self._inputs(n, HIDDEN),
+            cp.zeros((n, STREAMS), "f"),
+        )
+        down, up = bench.weight("Q6_K", RANK, cols), bench.weight("Q8_0", cols, RANK)
+        hc = Hyper(cp.ones((STREAMS, HIDDEN), "f"), down, up, bench.weight("F32", STREAMS, cols))
+        ms = milliseconds(bench, lambda: hyper.hyper_mix(bench.workspace, x, hc, 1e-6, n, (beta, y)))
+        for label, times in ms.items():
+            bench.add(f"hyper {n}: {label}", "us", [1e3 * t for t in times])
+        bench.add(f"hyper {n}: all", "us", [1e3 * sum(t) for t in zip(*ms.values(), strict=True)])
+
 
 # -------------------------------------------------------------------------------------------------------------- ceiling
 
@@ -348,6 +366,8 @@ def run(products: Products, only: set[str], cuts: tuple[Cut | WideCut, ...]) -> 
             for kind, rows, cols in DENSE_SHAPES:
                 for cut in (None, *cuts) if (kind, rows, cols) in SWEPT else (None,):
                     products.dense(kind, rows, cols, n, cut)
+    for n in ROWS if "hyper" in only else ():
+        products.streams(n)
     if "experts" in only:
         stacks = [bench.weight(EXPERT_TYPES[0], EXPERTS, INNER, HIDDEN) for _ in range(2)]
         stacks.append(bench.weight(EXPERT_TYPES[1], EXPERTS, HIDDEN, INNER))
@@ -360,12 +380,12 @@ def run(products: Products, only: set[str], cuts: tuple[Cut | WideCut, ...]) -> 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the records here as JSON")
-    parser.add_argument("--only", default="ceiling,dense,experts", help="sections, by comma")
+    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, by comma")
     parser.add_argument("--cuts", action="store_true", help="also time other cuts")
     args = parser.parse_args(argv)
     only, cuts = set(args.only.split(",")), TRIED if args.cuts else ()
-    if unknown := only - {"ceiling", "dense", "experts"}:
-        parser.error(f"--only knows ceiling, dense, experts, not {', '.join(sorted(unknown))}")
+    if unknown := only - set(SECTIONS):
+        parser.error(f"--only knows {', '.join(SECTIONS)}, not {', '.join(sorted(unknown))}")
     console = Console(width=140)
     compile_all(kernels_of(cuts, only))
     bench = Bench(console)

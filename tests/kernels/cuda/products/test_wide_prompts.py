@@ -106,3 +106,15 @@ def test_only_cards_with_such_steps_take_wide_tiles():
                 assert plan.cut.blocks * (plan.shared + 1024) <= CARDS[90].shared_multiprocessor
                 assert all(plan.constants(kind, mode)["TYPE"] == kind.name for mode in (DENSE, GATE_UP, PAIRS))
     assert fitted(CARDS[90], BY_NAME["Q8_0"], SMALL, 96) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
+def test_wide_tiles_have_the_bits_of_the_written_order_on_a_card(device, only, random_weight, kind):
+    if card.card().arch != prompt_plans.WIDE_ARCH:
+        pytest.skip("this card has no such steps")
+    cols = 1280 if kind.block == 256 else 576
+    for cut in WIDE_CUTS:
+        if fitted(card.card(), kind, cut, cols):
+            only(cut)
+            device.check_linear([random_weight(kind.name, 300, cols), random_weight(kind.name, 40, cols, seed=1)], 270)
