@@ -125,9 +125,9 @@ def _known_order(figures: Figures, options: Options) -> Iterator[_Change]:
         before = "--expert-profile FILE "
     else:
         before = ""
-    if options.prefill_head_alias or not figures.mtp:
+    excluded = options.prefill_head_alias or options.batch > 1 or options.expert_cache > 1 or options.no_prefill_borrow
+    if excluded or not figures.mtp:
         return
-    lent = msgspec.structs.replace(
-        options, prefill_head_alias=True, serve=True, short_read=0, batch=0, expert_cache=0, no_prefill_borrow=False
-    )
-    yield _Change(f"{before}{alias.FLAG} --short-read 0", lent, figures)
+    lent = msgspec.structs.replace(options, prefill_head_alias=True, serve=True, short_read=0)
+    with_it = f"{'' if options.serve else ' --serve'}{' --short-read 0' if options.short_read else ''}"
+    yield _Change(f"{before}{alias.FLAG}{with_it}", lent, figures)

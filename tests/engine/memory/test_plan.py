@@ -191,8 +191,6 @@ def test_advice_that_is_followed_gives_what_it_promised(planned, line):
                 changed = line.replace("DRAFT", "") if left_out == "--mtp" else line.replace("--batch 3", "")
             else:
                 changed = f"{line} {words}"
-            if "--prefill-head-alias" in words:
-                changed = f"{changed} --serve"
             _, _, other = planned(changed)
             found = next((each.got for each in other.shortfalls if each.what == short.what), short.wanted)
             assert found == one.got, one
@@ -204,6 +202,20 @@ def test_doing_without_a_thing_is_no_advice_for_it(planned):
         named = " ".join(one.option for one in advice)
         assert not (short.what == "batch slots" and "--batch" in named)
         assert not (short.what == "checkpoints" and "--prompt-cache" in named)
+
+
+def test_advice_names_all_that_it_needs_and_nothing_that_the_command_line_excludes(planned):
+    line = "--device cuda --vram-limit-mib 7000 --ram-limit-mib 65536 --prompt-cache 0 PROFILE DRAFT"
+    for extra, wanted in (
+        ("", True),
+        ("--batch 2", False),
+        ("--expert-cache 50", False),
+        ("--no-prefill-borrow", False),
+    ):
+        figures, options, plan = planned(f"{line} {extra}")
+        named = {one.option for advice in advise(figures, options, PLAIN, plan).values() for one in advice}
+        assert ("--prefill-head-alias --serve --short-read 0" in named) is wanted
+        assert wanted or not any("--prefill-head-alias" in option for option in named)
 
 
 def test_json_says_the_same_as_the_table(pack):
