@@ -36,8 +36,19 @@ struct Arguments {
     int input_pitch, scale_pitch, sum_pitch;
 };
 
+template <class T>
+struct Turnable {
+    enum { YES = 0 };
+};
+
+template <>
+struct Turnable<Q6_K> {
+    enum { YES = 1 };
+};
+
 typedef TYPE F;
 enum {
+    TURNABLE = Turnable<F>::YES,  // whether a lane may take other words of a group (TurnedRow), where all rows lie alike
     CHUNK_BYTES = 256 / F::BLOCK * F::BYTES,
     PITCH = ((CHUNK_BYTES + 15 + 4 + 15) / 16 | 1) * 16,  // of a row in a stage; an odd number of 16s spreads the banks
     STAGE = ROWS * PITCH,
@@ -69,12 +80,24 @@ DEVICE const u8* row_of(const Tile& tile, int r, int row_bytes) {
     return tile.data + min(tile.row + r, tile.rows - 1) * (long long)row_bytes;
 }
 
+// Pieces i and i + 1 of two inputs each, of eight in a group of 16, to where a lane wants them for weights that lie 2 past a
+// multiple of 4 (TurnedRow): 1 to 6 come first, and the ends are together.
+DEVICE void take_pair(u8* block, int group, int i, u32 word) {
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        const int piece = i + k, at = piece == 0 ? 6 : piece == 7 ? 7 : piece - 1;
+        *(u16*)(block + 8 * (at >> 1) + 4 * group + 2 * (at & 1)) = (u16)(word >> 16 * k);
+    }
+}
+
 // A warp takes 32 octets of a row at a time, and reads AHEAD times first.
 DEVICE void inputs_to_shared(const Arguments& a, u8* shared) {
     enum { AHEAD = 4 };
     const int octets = a.cols / 8, turns = (octets + 31) / 32, lane = threadIdx.x & 31;
     float* const d = (float*)(shared + a.at_scales);
     float* const sums = (float*)(shared + a.at_sums);
+    const bool turnable = TURNABLE && a.cols / F::BLOCK * F::BYTES % 4 == 0;
+    const auto turned = [&](int block) { return turnable && (block >> 3) * CHUNK_BYTES % 4 != 0; };
     int row = 0, turn = threadIdx.x >> 5;  // of the row
     const auto advance = [&]() {
         for (turn += WARPS; turn >= turns && row < a.n; turn -= turns) row++;
@@ -105,11 +128,17 @@ DEVICE void inputs_to_shared(const Arguments& a, u8* shared) {
             float* const own = sums + rows[k] * a.sum_pitch + block * PER_SPAN;
             if (a.x) {
                 const Octet octet = quantize_octet(v[k]);
-                if (o < octets) store_octet<F::ORDER>(to + 32 * block, u, octet);
+                if (o < octets && turned(block)) {
+                    take_pair(to + 32 * block, u >> 1, 4 * (u & 1), octet.low);
+                    take_pair(to + 32 * block, u >> 1, 4 * (u & 1) + 2, octet.high);
+                } else if (o < octets) {
+                    store_octet<F::ORDER>(to + 32 * block, u, octet);
+                }
                 if (o < octets && F::OFFSET) store_sums<F::GROUP>(own, u, octet);
                 scale[k] = octet.d;
             } else if (o < octets) {
-                *(uint2*)(to + 8 * o) = q[k];
+                if (turned(block)) take_pair(to + 32 * block, 0, 2 * u, q[k].x), take_pair(to + 32 * block, 1, 2 * u, q[k].y);
+                else *(uint2*)(to + 8 * o) = q[k];
                 if (F::OFFSET && u < PER_SPAN) own[u] = a.sums[(rows[k] * (octets / 4) + block) * PER_SPAN + u];
             }
             if (o < octets && u == 0) d[rows[k] * a.scale_pitch + block] = scale[k];
@@ -240,20 +269,52 @@ DEVICE void span_sums(int (&sum)[PER_SPAN][4], const u32 (&c)[4], const u8* inpu
     }
 }
 
-DEVICE void span_codes(u32 (&c)[4], const u8* p0, const u8* p1, int s, int t, Grid grid) {
+// The codes of a row's chunk, as lane t has them.
+struct RowCodes {
+    const u8* p;
+    int t;
+    Grid grid;
+
+    DEVICE RowCodes(const u8* p, int t, Grid grid) : p(p), t(t), grid(grid) {}
+    DEVICE void span(int s, u32& c0, u32& c1) const { F::span(p, s, t, grid, c0, c1); }
+};
+
+// Blocks of Q6_K that begin 2 past a multiple of 4: a lane takes whole words, which lie 2 further in their group of 16, and
+// the last of a group its ends; `take_pair` puts the inputs in that order. So 13 words are read for 12, not 24.
+struct TurnedRow {
+    u32 word[13];
+    u32 pick;
+
+    DEVICE TurnedRow(const u8* p, int t, Grid) {
+        const u32 odd = (u32)(u64)p & 2, first = t + (odd >> 1);  // the fourth of a group is the first of the next
+        const u32* words = (const u32*)(p - odd) + (first & 3);
+        pick = first == 4 ? 0x5432 : 0x3210;
+#pragma unroll
+        for (int i = 0; i < 13; i++) word[i] = words[4 * i];
+    }
+    DEVICE u32 group(int i) const { return permute(word[i], word[i + 1], pick); }  // of 16 bytes
+    DEVICE void span(int s, u32& c0, u32& c1) const {
+        const int low = 4 * (s >> 2) + 2 * (s & 1), high = 8 + 2 * (s >> 2);
+        c0 = Q6_K::code(group(low), Q6_K::turned(group(high)), s);
+        c1 = Q6_K::code(group(low + 1), Q6_K::turned(group(high + 1)), s);
+    }
+};
+
+template <class Codes>
+DEVICE void span_codes(u32 (&c)[4], const Codes (&rows)[2], int s) {
     c[1] = c[3] = 0;
-    F::span(p0, s, t, grid, c[0], c[2]);
-    if (ROWS == 16) F::span(p1, s, t, grid, c[1], c[3]);
+    rows[0].span(s, c[0], c[2]);
+    if (ROWS == 16) rows[1].span(s, c[1], c[3]);
 }
 
 // The products of a chunk, as sums by groups.
-DEVICE void chunk_sums(int (&sums)[GROUPS][PART], const u8* p0, const u8* p1, Grid grid, const Columns& columns, int chunk,
-                       int t, int spans) {
+template <class Codes>
+DEVICE void chunk_sums(int (&sums)[GROUPS][PART], const Codes (&rows)[2], const Columns& columns, int chunk, int spans) {
 #pragma unroll
     for (int s = 0; s < 8; s++) {
         if (F::BLOCK < 256 && s == 4 && spans <= 4) break;  // what lies past a short chunk is computed and not added
         u32 c[4];
-        span_codes(c, p0, p1, s, t, grid);
+        span_codes(c, rows, s);
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
             int sum[PER_SPAN][4];
@@ -304,7 +365,7 @@ DEVICE void take(float (&all)[GROUPS], const float* from) {
 // The terms of a chunk: products scaled, not yet by the activations' scales. `own`: the scales and offsets of row g of the
 // tile, which are made here; those of row g + 8 are 8 OWN_PITCH further.
 DEVICE void chunk_terms(float (&terms)[GROUPS][PART], u8* own, const u8* p0, const u8* p1, Grid grid, const Columns& columns,
-                        int chunk, int t, int spans) {
+                        int chunk, int t, int spans, bool turned) {
 #pragma unroll
     for (int h = 0; h < ROWS / 8; h++) {
         const u8* p = h ? p1 : p0;
@@ -318,7 +379,13 @@ DEVICE void chunk_terms(float (&terms)[GROUPS][PART], u8* own, const u8* p0, con
         leave(to + GROUPS, made);
     }
     int sums[GROUPS][PART] = {};
-    chunk_sums(sums, p0, p1, grid, columns, chunk, t, spans);
+    if (TURNABLE && turned) {
+        const TurnedRow rows[] = {TurnedRow(p0, t, grid), TurnedRow(ROWS == 16 ? p1 : p0, t, grid)};
+        chunk_sums(sums, rows, columns, chunk, spans);
+    } else {
+        const RowCodes rows[] = {RowCodes(p0, t, grid), RowCodes(ROWS == 16 ? p1 : p0, t, grid)};
+        chunk_sums(sums, rows, columns, chunk, spans);
+    }
     __syncwarp();
 #pragma unroll
     for (int h = 0; h < ROWS / 8; h++) {
@@ -470,7 +537,7 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
         const u8* p1 = from + 8 * PITCH + ((high + chunk * CHUNK_BYTES) & 15);
         const int spans = min(8, a.cols / 32 - 8 * chunk);
         float terms[GROUPS][PART], d[LINES][8];
-        chunk_terms(terms, own, p0, p1, grid, columns, chunk, t, spans);
+        chunk_terms(terms, own, p0, p1, grid, columns, chunk, t, spans, row_bytes % 4 == 0);
 #pragma unroll
         for (int i = 0; i < GROUPS * PART; i++) KEEP(terms[i / PART][i % PART]);
 #pragma unroll
