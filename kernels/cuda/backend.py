@@ -124,6 +124,25 @@ class CudaKernels:
         """`ops.Kernels.gdn`."""
         return gdns.gdn(self.workspace, w, p, z, b, a, segments, conv, state, eps, self._heads_ended)
 
+    def delta_net(
+        self,
+        project: Sequence[Weight],
+        w: Gdn,
+        u: DeviceArray,
+        segments: DeviceArray,
+        conv: DeviceArray,
+        state: DeviceArray,
+        eps: float,
+    ) -> DeviceArray:
+        """`linear` of u (n, H) with the weights of p, z, b, a, then `gdn`, which makes b and a itself where it can."""
+        _, _, of_b, of_a = project
+        if gdns.takes_gates(of_b, of_a, len(u), len(segments), w.norm.shape[0], self._heads_ended):
+            p, z = self.linear(project[:2], u)
+            gates = gdns.Gates(of_b, of_a, u)
+            return gdns.gdn(self.workspace, w, p, z, None, None, segments, conv, state, eps, self._heads_ended, gates)
+        p, z, b, a = self.linear(project, u)
+        return self.gdn(w, p, z, b, a, segments, conv, state, eps)
+
     def qsa_store(
         self,
         pages: AttentionPages,

@@ -10,7 +10,8 @@ Cost     a token costs the recurrence a fifth of a microsecond a layer whatever 
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,9 +20,11 @@ from strata.kernels.cuda import card as cards
 from strata.kernels.cuda import forms
 from strata.kernels.cuda.arguments import address
 from strata.kernels.cuda.card import Card
+from strata.kernels.cuda.chains import MOST_STEPS
 from strata.kernels.cuda.launch import F32, I32, launch
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
-from strata.kernels.ops import Gdn
+from strata.kernels.formats import Weight
+from strata.kernels.ops import LANES, Gdn
 
 _SOURCE: Final = "gdn.cu"
 WINDOW_ROWS: Final = 16
@@ -47,9 +50,37 @@ OUTPUT: Final = np.dtype(
 """Output of gdn_slots.cu."""
 
 
+GATES: Final = np.dtype([(name, np.uint64) for name in ("b", "a", "x")] + [("cols", I32)], align=True)
+"""GateProducts of gdn_slots.cu."""
+NO_GATES: Final = np.zeros((), GATES)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gates:
+    """What write strengths and decays of a window are made of: float weights (V, H) of one type, and rows x (n, H) that
+    were there before the kernel that made p was launched."""
+
+    b: Weight
+    a: Weight
+    x: DeviceArray
+
+    def argument(self) -> np.ndarray:
+        return np.array((*(address(array) for array in (self.b.data, self.a.data, self.x)), self.b.cols), GATES)
+
+    def constants(self) -> dict[str, Any]:
+        """Macros of gdn_slots.cu."""
+        return {"GATES": 1, "TYPE": self.b.type.name, "STEPS": max(1, min(MOST_STEPS, self.b.cols // LANES))}
+
+
+def takes_gates(b: Weight, a: Weight, n: int, segments: int, d: int, ended: DeviceArray) -> bool:
+    """Whether `gdn` makes these products of a window itself; `ended` as there."""
+    fits = b.type.is_float and b.type is a.type and 1 <= n <= WINDOW_ROWS and segments * b.rows <= ended.size
+    return fits and slots_columns(cards.card(), segments, b.rows, d, _FEW if n == segments else _MANY, True) > 0
+
+
 def slots_bytes(columns: int, d: int, tokens: int) -> int:
     """Shared memory of a block of gdn_slots.cu."""
-    return _FLOAT * (columns * d + 2 * _GROUPS * columns + tokens * (2 * d + columns + 2))
+    return _FLOAT * (columns * d + 2 * _GROUPS * columns + tokens * (2 * d + columns + 4))
 
 
 def slots_columns(card: Card, segments: int, heads: int, d: int, tokens: int, whole: bool) -> int:
@@ -67,19 +98,27 @@ def gdn(
     w: Gdn,
     p: DeviceArray,
     z: DeviceArray,
-    b: DeviceArray,
-    a: DeviceArray,
+    b: DeviceArray | None,
+    a: DeviceArray | None,
     segments: DeviceArray,
     conv: DeviceArray,
     state: DeviceArray,
     eps: float,
     ended: DeviceArray | None = None,
+    gates: Gates | None = None,
 ) -> DeviceArray:
     """p (n, 2*K*D + V*D), z (n, V*D), b and a (n, V) -> (n, V*D); `conv` and `state` advance in place.
 
     `ended`: uint32 zeros, and zeros again afterwards; with one for every segment and key head, a window of many
-    sequences is one launch.
+    sequences is one launch. `gates`: instead of b and a, where `takes_gates`.
     """
+    asked: dict[str, tuple[Any, str, Any]] = {"b": (b, "n V", F32), "a": (a, "n V", F32)}
+    if gates is not None:
+        asked = {"x": (gates.x, f"n {gates.b.cols}", F32)}
+        for name, weight in (("gates.b", gates.b), ("gates.a", gates.a)):
+            wanted = (len(w.a), gates.x.shape[-1])
+            fits = weight.shape == wanted and weight.type is gates.b.type
+            require(fits, f"{name} must be {wanted} of {gates.b.type.name}, got {weight.shape} of {weight.type.name}")
     size = check(
         w_a=(w.a, "V", F32),
         w_dt=(w.dt, "V", F32),
@@ -87,8 +126,7 @@ def gdn(
         p=(p, "n channels", F32),
         w_conv=(w.conv, "channels kernel", F32),
         z=(z, "n V*D", F32),
-        b=(b, "n V", F32),
-        a=(a, "n V", F32),
+        **asked,
         segments=(segments, "s 3", I32),
         conv=(conv, "slots kept channels", F32),
         state=(state, "slots V D D", F32),
@@ -117,13 +155,17 @@ def gdn(
         columns = slots_columns(cards.card(), size["s"], heads, d, tokens, whole) if window else 0
         if columns:
             output = np.array((*map(address, (z, w.norm, y, ended)), left, n, eps), OUTPUT)
+            more = {} if gates is None else gates.constants()
+            products = NO_GATES if gates is None else gates.argument()
             launch(
                 "gdn_slots.cu", "gdn_slots", (d // columns, heads, size["s"]), (_GROUPS * columns // 4,),
-                p, *weights, state, segments, o, *sizes, output, shared=slots_bytes(columns, d, tokens),
-                TOKENS=tokens, COLUMNS=columns, **constants,
+                p, *weights, state, segments, o, *sizes, output, products, shared=slots_bytes(columns, d, tokens),
+                TOKENS=tokens, COLUMNS=columns, **constants, **more,
             )  # fmt: skip
             if columns == d:
                 return y
+        elif gates is not None:
+            raise ValueError("gates: this window takes b and a")
         elif window:
             launch(
                 "gdn_window.cu", "gdn_window", grid, block, p, *weights, state, segments, o, *sizes,

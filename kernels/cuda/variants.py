@@ -11,7 +11,7 @@ from typing import Final
 from strata.kernels.cuda.chains import router_plan
 from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.gdn import HEAD_SIZES
-from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, VALUES_WAY
+from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, PROMPT_WAY
 from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
 
@@ -55,7 +55,9 @@ def operations() -> Iterator[tuple[str, Constants]]:
             window: Constants = {"HEAD_SIZE": d, "TAPS": 4, "TOKENS": tokens}
             yield "gdn_window.cu", window
             for columns in (64, 128) if d == 128 else (64,) if d == 64 else ():
+                gates: Constants = {"COLUMNS": columns, "GATES": 1, "TYPE": "F32", "STEPS": 20}
                 yield "gdn_slots.cu", window | {"COLUMNS": columns}
+                yield "gdn_slots.cu", window | gates
     for keys, values in KV.values():
         formats: Constants = {"KEYS": FORMATS[keys.name], "VALUES": FORMATS[values.name]}
         yield "qsa_prepare.cu", formats
@@ -63,5 +65,5 @@ def operations() -> Iterator[tuple[str, Constants]]:
             few: Constants = {"HEADS_OF_WARP": of_warp}
             yield "qsa_window.cu", formats | few
         for d, heads in ((256, 12), (64, 2), *_GROUPS * (keys.name == "fp32")):
-            group: Constants = {"HEAD_SIZE": d, "HEADS": heads, **VALUES_WAY}
+            group: Constants = {"HEAD_SIZE": d, "HEADS": heads, **PROMPT_WAY}
             yield "qsa_prompt.cu", formats | group

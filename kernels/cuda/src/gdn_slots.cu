@@ -6,10 +6,14 @@
 // registers only half as many blocks would be under way. Sums over the groups go through shared memory. A block with all
 // columns of a head makes the head's output (gdn_output of gdn.cu) and moves the kept inputs; in place, those of a query and
 // key head after the last block that reads them.
-// Constants   HEAD_SIZE = D, TAPS, TOKENS of a segment at most, COLUMNS (a multiple of 32 up to D)
+// With GATES a block also makes the products that its gates want, of two weight rows with each token, before the other
+// projections are there.
+// Constants   HEAD_SIZE = D, TAPS, TOKENS of a segment at most, COLUMNS (64 or 128, up to D); GATES, and then TYPE of their
+//             weights and STEPS, elements of a chain under way
 // Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), to another row or in place
 // Source   the order of every sum is that of `ops.Kernels.gdn`
 #include "gdn_window.cuh"
+#include "lanes.cuh"
 #include "formats.cuh"
 #include "quantize_lane.cuh"
 #include "forms.cuh"
@@ -19,6 +23,11 @@
 #endif
 #ifndef COLUMNS
 #define COLUMNS 128
+#endif
+#ifndef GATES
+#define GATES 0
+#define TYPE F32
+#define STEPS 1
 #endif
 
 constexpr int GROUPS = 8;
@@ -30,7 +39,7 @@ constexpr int BLOCKS = TOKENS == 1 && THREADS >= 64 ? 768 / THREADS : 1;  // as 
 constexpr int VALUE_PARTS = COLUMNS / 32;
 
 struct Tokens {
-    float q[TOKENS][D], k[TOKENS][D], v[TOKENS][COLUMNS], decay[TOKENS], beta[TOKENS];
+    float q[TOKENS][D], k[TOKENS][D], v[TOKENS][COLUMNS], decay[TOKENS], beta[TOKENS], b[TOKENS], a[TOKENS];
 };
 
 struct Memory {
@@ -42,7 +51,7 @@ struct Memory {
 // What a block works on.
 struct Work {
     Window window;
-    const float *b, *a, *w_a, *w_dt;
+    const float *b, *a, *w_a, *w_dt;  // b, a: not with GATES
     int key_heads, value_heads, head, column;
 };
 
@@ -65,11 +74,64 @@ DEVICE void convolve_tokens(Tokens& tokens, const Work& g) {
             for (int m = 0; m < VALUE_PARTS; m++) tokens.v[t][lane + 32 * m] = v[m];
         } else {
             const long long at = static_cast<long long>(row) * g.value_heads + g.head;
-            if (lane == 0) tokens.decay[t] = decay_of(g.w_a[g.head], g.a[at], g.w_dt[g.head]);
-            if (lane == 1) tokens.beta[t] = sigmoid_f32(g.b[at]);
+            if (lane == 0) tokens.decay[t] = decay_of(g.w_a[g.head], GATES ? tokens.a[t] : g.a[at], g.w_dt[g.head]);
+            if (lane == 1) tokens.beta[t] = sigmoid_f32(GATES ? tokens.b[t] : g.b[at]);
         }
     }
 }
+
+// The inputs of the block and the weights (V, cols) of its gates. x was written before the kernel that made p.
+struct GateProducts {
+    const u8 *b, *a;
+    const float* x;
+    int cols;
+
+    // `lanes` of a head's two weight rows with each token: a thread has a chain of one row, or of both.
+    DEVICE void make(Tokens& tokens, float* buffer, const Segment& s, int head) const {
+        constexpr int EACH = 2 * LANES / THREADS, SPAN = LANES * STEPS;  // rows of a thread
+        const int j = threadIdx.x % LANES, first = threadIdx.x / LANES, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+        const u8* row[EACH];
+        float held[EACH][STEPS];
+#pragma unroll
+        for (int r = 0; r < EACH; r++) {
+            row[r] = (first + r ? a : b) + static_cast<long long>(head) * cols * TYPE::BYTES;
+            if (SPAN <= cols)
+#pragma unroll
+                for (int i = 0; i < STEPS; i++) held[r][i] = TYPE::load1(row[r] + (j + LANES * i) * TYPE::BYTES);
+        }
+#pragma unroll 1
+        for (int t = 0; t < s.end - s.begin; t++) {
+            const float* in = x + static_cast<long long>(s.begin + t) * cols;
+            float sums[EACH] = {};
+            int k = j;
+            if (SPAN <= cols) {
+                float v[STEPS];
+#pragma unroll
+                for (int i = 0; i < STEPS; i++) v[i] = read_early(in + j + LANES * i);
+#pragma unroll
+                for (int i = 0; i < STEPS; i++)
+#pragma unroll
+                    for (int r = 0; r < EACH; r++) sums[r] = fmaf(held[r][i], v[i], sums[r]);
+                k += SPAN;
+            }
+#pragma unroll 1
+            for (; k < cols; k += LANES)
+#pragma unroll
+                for (int r = 0; r < EACH; r++)
+                    sums[r] = fmaf(TYPE::load1(row[r] + static_cast<long long>(k) * TYPE::BYTES), read_early(in + k), sums[r]);
+            if (t) __syncthreads();
+#pragma unroll
+            for (int r = 0; r < EACH; r++) buffer[(first + r) * LANES + j] = sums[r];
+            __syncthreads();
+            if (warp < 2) {
+                const float* p = buffer + warp * LANES + lane;
+                const float sum = fold_warp((p[0] + p[64]) + (p[32] + p[96]));
+                if (lane == 0) (warp ? tokens.a[t] : tokens.b[t]) = sum;
+            }
+        }
+        __syncthreads();
+    }
+};
 
 DEVICE float4 operator+(const float4& a, const float4& b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 DEVICE float4 operator-(const float4& a, const float4& b) { return {a.x - b.x, a.y - b.y, a.z - b.z, a.w - b.w}; }
@@ -179,7 +241,7 @@ DEVICE void keep_inputs(const Work& g, float* conv, u32* ended) {
 KERNEL void __launch_bounds__(THREADS, BLOCKS)
     gdn_slots(const float* p, const float* conv_w, float* conv, const float* b, const float* a, const float* w_a,
               const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads,
-              PARAMETER Output output) {
+              PARAMETER Output output, PARAMETER GateProducts gates) {
     constexpr bool WHOLE = COLUMNS == D;
     extern __shared__ __align__(16) char dynamic[];
     Memory& memory = *reinterpret_cast<Memory*>(dynamic);
@@ -194,6 +256,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS)
         if (i % 4 == 3) copies_commit();
     }
 
+    if (GATES) gates.make(memory.tokens, reinterpret_cast<float*>(memory.keys), seg, head);
     inputs_ready();
     const int channels = (2 * key_heads + value_heads) * D;
     const Work work = {Window::of(p, conv_w, conv, channels, seg), b, a, w_a, w_dt, key_heads, value_heads, head, column};

@@ -10,7 +10,7 @@ import pytest
 from strata.kernels import cpu
 from strata.kernels.cuda.backend import CudaKernels
 from strata.kernels.formats import Weight
-from strata.kernels.ops import Kernels, Moe
+from strata.kernels.ops import Gdn, Kernels, Moe
 
 NAMES = [name for name in vars(Kernels) if not name.startswith("_")]
 
@@ -48,6 +48,27 @@ def test_a_row_of_a_mixture_does_not_know_the_rows_beside_it(target, same_bits, 
     prompt = target.host(kernels.moe(w, target.put(x), 2))
     for part in (slice(0, 1), slice(3, 8)):
         same_bits(target.host(kernels.moe(w, target.put(x[part].copy()), 2)), prompt[part])
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+@pytest.mark.parametrize(("h", "ends"), [(96, [1]), (2592, [1, 2, 3]), (160, [3, 4]), (96, [20])])
+def test_a_delta_net_that_makes_its_gates_itself_has_the_bits_of_its_products(
+    target, same_bits, random_weight, kind, h, ends
+):
+    """Windows of one sequence and of several, and a prompt, which does not."""
+    rng, d, v, channels = np.random.default_rng(h), 64, 3, 5 * 64
+    f = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    w = Gdn(f(channels, 4), -np.exp(f(v)), f(v), 1 + 0.1 * f(d))
+    project = [random_weight("Q8_0", channels, h), random_weight("Q8_0", v * d, h, seed=1)]
+    project += [random_weight(kind, v, h, seed=seed) for seed in (2, 3)]
+    begins = [0, *ends[:-1]]
+    segments = np.array([[slot, *edges] for slot, edges in enumerate(zip(begins, ends, strict=True))], np.int32)
+    u, conv, state = f(ends[-1], h), f(len(ends), 3, channels), 0.1 * f(len(ends), v, d, d)
+    kernels, arrays = CudaKernels(target.workspace(16)), [target.put(a) for a in (segments, conv, state)]
+    y = target.host(kernels.delta_net([target.put(p) for p in project], target.put(w), target.put(u), *arrays, 1e-6))
+    want = cpu.gdn(w, *cpu.linear(project, u), segments, conv, state, 1e-6)
+    for got, wanted in zip((y, *map(target.host, arrays[1:])), (want, conv, state), strict=True):
+        same_bits(got, wanted)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "F16"])

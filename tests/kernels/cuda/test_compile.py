@@ -25,6 +25,7 @@ SPILLS = {
     "product_window": "16 groups of 16 rows and columns at 128 registers: addresses that are used once a chunk",
     "gdn_scan": "sm_120 only: a few words of 128 registers, queries and keys of eight tokens that are loaded early",
     "gdn_window": "sm_120 only: a few words of 128 registers, queries and keys of eight tokens that are loaded early",
+    "gdn_slots": "two words at the 80 registers that let three blocks in: addresses, kept over the products of its gates",
     "lanes_window": "sm_120 only: addresses of 8 activation rows, used once a weight row",
     "qsa_keys": "a few words at the registers that its block leaves, outside the loop over tokens",
     "qsa_keys_row": "sm_120 only: 96 sums and the words of four dims at 168 registers",
