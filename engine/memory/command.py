@@ -20,12 +20,11 @@ from strata.engine.memory.advice import advise
 from strata.engine.memory.figures import DoesNotFit, Figures, Switches
 from strata.engine.memory.plan import plan_memory
 from strata.engine.memory.profile import ProfileError, read_profile
-from strata.engine.memory.sizes import bound_bytes, model_sizes
+from strata.engine.memory.sizes import draft_bytes, model_sizes
 from strata.engine.memory.state import draft_slot_bytes
 from strata.engine.model.tape import tape_bytes
 from strata.engine.options import Options, Refused
 from strata.engine.pack import Pack
-from strata.engine.pack.tensors import draft_tensors
 from strata.kernels.cuda.compile import DeviceError
 from strata.protocol.fields import parse_float
 
@@ -79,8 +78,7 @@ def _draft(pack: Pack, options: Options) -> tuple[int, int]:
     found = draft_pack(options, pack)
     if found is None:
         return 0, 0
-    layer = bound_bytes(draft_tensors(pack.spec, found.spec), found.pack)
-    return layer, draft_slot_bytes(pack.spec, found.spec, options.kv, options.draft_context)
+    return draft_bytes(found), draft_slot_bytes(pack.spec, found.spec, options.kv, options.draft_context)
 
 
 def _profile(pack: Pack, options: Options) -> tuple[tuple[int, int], ...] | None:

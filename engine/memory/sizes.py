@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from strata.engine.device.arena import padded
-from strata.engine.pack import ModelSpec
+from strata.engine.pack import DraftPack, ModelSpec
 from strata.engine.pack.spec import NGRAM_TABLE
-from strata.engine.pack.tensors import Wanted, wanted_tensors
+from strata.engine.pack.tensors import Wanted, draft_tensors, wanted_tensors
 from strata.kernels.formats import TensorType
 
 HEAD: Final = "output.weight"
@@ -89,6 +89,21 @@ def model_sizes(spec: ModelSpec, held: Mapping[str, Held]) -> ModelSizes:
 def bound_bytes(wanted: Mapping[str, Wanted], held: Mapping[str, Held]) -> int:
     """Bytes of tensors on a device: matrices as the file has them, small ones and gates as float32."""
     return sum(_bound(name, tensor.small, held[name]) for name, tensor in wanted.items())
+
+
+def draft_bytes(draft: DraftPack) -> int:
+    """Bytes of a draft layer with its own experts, and of the part of the output matrix that it proposes from."""
+    spec, wanted = draft.pack.spec, draft_tensors(draft.pack.spec, draft.spec)
+    names = draft.names
+    if names is not None:
+        wanted = {name: tensor for name, tensor in wanted.items() if name != HEAD}
+    total = bound_bytes(wanted, draft.pack)
+    both = draft.pack[f"blk.{draft.spec.block}.nextn.eh_proj.weight"]
+    if spec.hidden % both.type.block:  # its halves are used apart, and held as float32 where no block ends between them
+        total += padded(int(np.prod(both.shape)) * _FLOAT) - padded(both.data.size)
+    if names is not None:
+        total += padded(len(names) * draft.output.type.row_bytes(spec.hidden)) + padded(names.nbytes)
+    return total
 
 
 def rope_bytes(spec: ModelSpec, max_context: int) -> int:

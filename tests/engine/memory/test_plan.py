@@ -15,11 +15,10 @@ from strata.engine.memory.advice import advise
 from strata.engine.memory.command import gather, plan_text, switches
 from strata.engine.memory.figures import DoesNotFit, Figures, MemoryPlan, Switches
 from strata.engine.memory.plan import plan_memory
-from strata.engine.memory.sizes import bound_bytes
+from strata.engine.memory.sizes import draft_bytes
 from strata.engine.memory.state import draft_slot_bytes
 from strata.engine.options import Options, Refused, fitted, parse
 from strata.engine.pack import Pack, open_draft, open_pack
-from strata.engine.pack.tensors import draft_tensors
 
 PLAIN = Switches()
 
@@ -33,7 +32,7 @@ def pack(full_pack) -> Pack:
 def drafts(pack, full_draft) -> dict[str, object]:
     """The figures of the draft layer."""
     found = open_draft(pack, full_draft)
-    layer = bound_bytes(draft_tensors(pack.spec, found.spec), found.pack)
+    layer = draft_bytes(found)
     assert GIB < layer < 1.3 * GIB
     return {"draft": layer, "draft_slot": draft_slot_bytes(pack.spec, found.spec, "int8", 4096), "mtp": True}
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from strata.engine.device.arena import MIB
 from strata.engine.device.meter import Meter
 from strata.engine.memory.price import Price, prompt_shape
-from strata.engine.memory.sizes import model_sizes, rope_bytes
+from strata.engine.memory.sizes import draft_bytes, model_sizes, rope_bytes
+from strata.engine.model.draft import DraftLayer
 from strata.engine.model.model import bind
 from strata.engine.model.weights import rope_table
-from strata.engine.pack import Pack, open_pack
+from strata.engine.pack import Pack, open_draft, open_pack
 
 SMALL = ("tiny-q8_0", "tiny-q2_0", "tiny-q4_k_m", "tiny-iq3_xxs", "tiny-bf16", "odd-f32", "odd-q2_0")
 
@@ -33,6 +37,17 @@ def test_no_weight_is_left_out_of_the_sizes(packs, name):
     assert sizes.table == meter.table_bytes
     assert sizes.expert_bytes >= meter.experts  # each expert in lines of its own
     assert sizes.pairs == pack.spec.layers * pack.spec.experts
+
+
+@pytest.mark.parametrize("names", [None, np.arange(0, 900, 3, dtype=np.int32)])
+def test_no_weight_of_the_draft_layer_is_left_out(packs, names):
+    pack, meter = open_pack(packs["tiny-q8_0"]), Meter(2)
+    draft = replace(open_draft(pack, packs["mtp-tiny-q8_0"]), names=names)
+    rope = rope_table(pack.spec, 1000, meter)
+    embedding, head, _ = bind(pack, meter, rope)
+    before = meter.weights
+    DraftLayer(draft, meter, rope, (embedding, head))
+    assert 0 <= meter.weights - before - draft_bytes(draft) <= 16 << 10  # small change for fixed factors
 
 
 def test_the_full_size_is_that_of_the_published_model(full_pack):
