@@ -273,7 +273,7 @@ class Products:
         self._add(f"{case}: products", both, 3 * macs, gate.type.group)
         if not cut:
             self._add(f"{case}: all", [sum(t) for t in zip(*ms.values(), strict=True)], 3 * macs, gate.type.group)
-            for label in ("group_rows", "quantize", "join_pairs"):
+            for label in ("count_rows", "group_rows", "quantize", "join_pairs"):
                 if label in ms:
                     bench.add(f"{case}: {label}", "us", [1e3 * t for t in ms[label]])
 

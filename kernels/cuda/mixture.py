@@ -50,6 +50,8 @@ from strata.kernels.formats import TensorType, Weight
 
 MAX_EXPERTS: Final = 2048
 """Experts that group_rows.cu counts in shared memory."""
+PAIRS_OF_A_BLOCK: Final = 4096
+"""PAIRS of group_rows.cu."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -309,10 +311,13 @@ def group_rows(workspace: Workspace, ids: DeviceArray, experts: int, tile: int) 
     order = workspace.array((pairs,), np.int32)
     tile_list = workspace.array((pairs // tile + min(experts, pairs), 4), np.int32)
     n_tiles = workspace.array((1,), np.int32)
-    kernel = load_kernel("group_rows.cu", "group_rows")
-    pointers = [np.uint64(address(a)) for a in (ids, order, tile_list, n_tiles)]
-    arguments = (pointers[0], np.int32(pairs), np.int32(experts), np.int32(tile), *pointers[1:])
-    kernel((1,), (1024,), arguments, shared_mem=0)
+    blocks = -(-pairs // PAIRS_OF_A_BLOCK)
+    counts = workspace.array((blocks, experts), np.int32)
+    picked, counted, *results = (np.uint64(address(a)) for a in (ids, counts, order, tile_list, n_tiles))
+    sizes = np.int32(pairs), np.int32(experts)
+    load_kernel("group_rows.cu", "count_rows")((blocks,), (1024,), (picked, *sizes, counted), shared_mem=0)
+    arguments = (picked, counted, *sizes, np.int32(tile), *results)
+    load_kernel("group_rows.cu", "group_rows")((blocks,), (1024,), arguments, shared_mem=0)
     return order, tile_list, n_tiles
 
 
