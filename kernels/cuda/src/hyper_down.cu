@@ -32,6 +32,7 @@ constexpr int READY = COLS / 32 / STREAMS;  // spans whose terms become ready to
 static_assert(PER_THREAD <= 32, "a lane has the scale of one block");
 #else
 constexpr int THREADS = 32 * (WORKERS + SUMMERS);
+static_assert(WORKERS <= 16, "a barrier between any two of them that follow each other");
 constexpr int READY = 32;
 #endif
 constexpr int BESIDE = FUSED || ROWS <= 3 ? 2 : 1;  // registers that leave room for a block of another kernel
@@ -60,6 +61,10 @@ DEVICE void copy_bytes(u8* to, const u8* from, int bytes) {  // 16 at a time, fr
     const int shift = (int)((u64)from & 15);
 #pragma unroll 1
     for (int i = 16 * threadIdx.x; i < shift + bytes; i += 16 * THREADS) copy16(to + i, from - shift + i);
+}
+
+DEVICE void threads_meet(int barrier, int threads) {  // barrier: 1 to 15
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 struct Rows {  // of `down`, that a block takes
@@ -214,11 +219,6 @@ DEVICE void multiply_stream(u8* memory, const Rows& rows) {
     }
 }
 
-// All threads of a stream, and for the barriers between two those of the next.
-DEVICE void streams_meet(int barrier, int streams) {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(streams * LANES) : "memory");
-}
-
 // What a thread holds of its stream: after `norm`, normed values.
 struct Values {
     float v[PER_THREAD];
@@ -331,9 +331,9 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
         make_beta(values, (float*)memory, buffer, normed, beta, unit, scale);
         return;
     }
-    if (stream) streams_meet(stream, 2);  // the one before has been quantised
+    if (stream) threads_meet(stream, 2 * LANES);  // the one before has been quantised
     values.quantize(memory);
-    streams_meet(1 + stream, stream + 1 < STREAMS ? 2 : 1);
+    threads_meet(1 + stream, stream + 1 < STREAMS ? 2 * LANES : LANES);
     multiply_stream(memory, rows);
     ready_set(ready + stream);
     if (threadIdx.x >= 32) return;
@@ -414,7 +414,8 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
     copies_commit();
     copies_wait<0>();
     __syncthreads();
-    int first = 32 * (warp - SUMMERS);  // columns of the warp
+    const int own = warp - SUMMERS;
+    int first = 32 * own;  // of the warp's columns, in spans
     Worker worker;
     if (warp >= SUMMERS) worker.unpack(memory, rows, min(first + lane, SPANS - 1));
     __syncthreads();
@@ -423,7 +424,10 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
         for (;;) {
             const int span = first + lane;
             for (int begin = 0; begin < n; begin += COLUMNS) {
+                const bool early = begin == 0 && first < 32 * WORKERS;  // in their order: the sum begins with the first
+                if (early && own > 0) threads_meet(own, 64);
                 copy_inputs(memory, q, d, n, begin, first, span < SPANS);
+                if (early && own + 1 < WORKERS) threads_meet(own + 1, 64);
                 worker.multiply(memory, sums, n, begin, span, span < SPANS);
             }
             ready_set(ready + first / 32);
