@@ -64,9 +64,14 @@ DEVICE void load_words(u32 (&to)[4 * N], const u8* p) {
     }
 }
 
-// d * (byte k of word - less) for a half-precision d: `shift` is d * -(32768 + less). No conversion, exact.
-DEVICE float byte_times(u32 word, int k, float d, float shift) {
-    return fmaf(float_bits(permute(word, 0x47000000u, 0x7404 | k << 4)), d, shift);
+// 0 that the compiler does not know: an address of shared memory has no 32nd bit. A number with it added stays in a register,
+// where the compiler would make a constant again and again.
+DEVICE u32 unknown_zero(const void* shared) { return (u32)__cvta_generic_to_shared(shared) >> 31; }
+
+// d * (byte k of word - less) for a half-precision d: `shift` is d * -(32768 + less). No conversion, exact. `magic`: BYTE_MAGIC.
+#define BYTE_MAGIC 0x47000000u
+DEVICE float byte_times(u32 word, int k, float d, float shift, u32 magic = BYTE_MAGIC) {
+    return fmaf(float_bits(permute(word, magic, 0x7404 | k << 4)), d, shift);
 }
 
 DEVICE float term(int sum, float scale) { return scaled(sum, scale, scale * -MAGIC); }
@@ -134,20 +139,20 @@ struct Item<Q8_0> {
 
     template <int S>
     DEVICE static void run(float (&terms)[S], const u8* p, int, Grid, const u8* q, const float*) {
-        const Halves bytes(p + 2);
+        const Halves bytes(p);
 #pragma unroll
         for (int s = 0; s < S; s++) {
             int sum = MAGIC_BITS;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const uint4 v = inputs_of(q, s, h);
-                const int at = 34 * s + 8 * h;
+                const int at = 34 * s + 2 + 8 * h;
                 sum = __dp4a((int)bytes.word(at), (int)v.x, sum);
                 sum = __dp4a((int)bytes.word(at + 16), (int)v.y, sum);
                 sum = __dp4a((int)bytes.word(at + 4), (int)v.z, sum);
                 sum = __dp4a((int)bytes.word(at + 20), (int)v.w, sum);
             }
-            terms[s] = term(sum, half_at(p + 34 * s));
+            terms[s] = term(sum, half_value((u16)bytes.word(34 * s)));
         }
     }
 };
@@ -195,12 +200,13 @@ struct Item<Q6_K> {
         const Halves scales = block.further(192 + 2 * first);
         const u32 biased[2] = {scales.word(0) ^ 0x80808080u, scales.word(4) ^ 0x80808080u};
         const float d = half_at(p + 208), d16 = d * 0.0625f;
+        const u32 magic = BYTE_MAGIC + unknown_zero(p);
 #pragma unroll
         for (int s = 0; s < 4; s++)
 #pragma unroll
             for (int k = 0; k < 2; k++) {
                 const float own = s < 2 ? d : d16;
-                const float scale = byte_times(biased[s >> 1], 2 * (s & 1) + k, own, own * -32896.0f);
+                const float scale = byte_times(biased[s >> 1], 2 * (s & 1) + k, own, own * -32896.0f, magic);
                 terms[2 * s + k] = term(fours[s][k] + (s & 1 ? 4 : 16) * twos[s][k], scale);
             }
     }
@@ -276,10 +282,8 @@ struct Item<Q5_K> : NibbleItem<1> {};
 struct Nibbles {
     u32 table[4];
 
-    // The compiler must not know the numbers, or it makes them again and again for want of registers. An address of shared
-    // memory has no 32nd bit.
     DEVICE explicit Nibbles(const void* shared) {
-        const u32 zero = (u32)__cvta_generic_to_shared(shared) >> 31;
+        const u32 zero = unknown_zero(shared);
         table[0] = zero + 0xBFAD9881u, table[1] = zero + 0xF6EADDCFu, table[2] = zero + 0x271A0E02u, table[3] = zero + 0x725A4636u;
     }
     // Four fields in the low bits.
