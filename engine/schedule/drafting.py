@@ -14,7 +14,7 @@ from typing import Final
 
 from strata.engine.draft.counts import DraftCounts
 from strata.engine.draft.policy import Payoff, PlainTimes
-from strata.engine.draft.suffix import LONGEST, suffix_draft
+from strata.engine.draft.suffix import LONGEST, Suffix, suffix_draft
 from strata.engine.flags import WINDOW_ROWS
 from strata.engine.log import log
 from strata.engine.schedule.ports import DraftRules, Row, Runner, pool_slot
@@ -62,13 +62,17 @@ class SoloDrafting:
         if rules.spec < 2:
             return self._runner.window([row], n_left > 1)
         begun = self._clock()
-        follows, wanted = self._runner.follows(row.slot), drafts.payoff.wants(1)
-        if drafts.ahead or not wanted:
-            again = n_left > 1 and (not wanted or drafts.quiet >= QUIET)
+        if not drafts.payoff.wants(1):
+            return self._plain(drafts, row, n_left > 1, begun)
+        follows, most = self._runner.follows(row.slot), min(n_left - 1, MOST_DRAFTS)
+        found = suffix_draft(row.tokens, min(rules.suffix, most))
+        drafts.quiet = 0 if found.tokens else drafts.quiet + 1
+        again = n_left > 1 and not follows and drafts.quiet >= QUIET
+        if drafts.ahead:
             return self._plain(drafts, row, again, begun)
-        offered, of_layer = self._offer(drafts, row, min(n_left - 1, MOST_DRAFTS), follows)
+        offered, of_layer = self._offer(drafts, row, most, follows, found)
         if not offered and not follows:
-            return self._plain(drafts, row, n_left > 1 and drafts.quiet >= QUIET, begun)
+            return self._plain(drafts, row, again, begun)
         (said,) = self._runner.verify([row._replace(drafts=offered)])
         if offered:
             drafts.counts.add(len(offered), len(said) - 1, of_layer)
@@ -79,18 +83,14 @@ class SoloDrafting:
     def _plain(self, drafts: Drafts, row: Row, again: bool, begun: float) -> list[int]:
         said, steady = self._runner.window([row], again), drafts.ahead
         drafts.ahead = again
-        drafts.quiet += 1
         drafts.payoff.plain(1, self._clock() - begun, 1, steady)
         return said
 
-    def _offer(self, drafts: Drafts, row: Row, most: int, follows: bool) -> tuple[tuple[int, ...], int]:
-        """Drafts for a window, and how many of them the draft layer proposed."""
-        rules = self._rules
-        found = suffix_draft(row.tokens, min(rules.suffix, most))
-        drafts.quiet = 0 if found.tokens else drafts.quiet + 1
+    def _offer(self, drafts: Drafts, row: Row, most: int, follows: bool, found: Suffix) -> tuple[tuple[int, ...], int]:
+        """Drafts for a window, and how many of them the draft layer proposed. found: what the text has."""
         if found.agreed >= LONGEST or not follows:
             return before_end(found.tokens, self._end_ids), 0
-        proposed = tuple(self._runner.propose(row, min(rules.spec - 1, most), drafts.min_p))
+        proposed = tuple(self._runner.propose(row, min(self._rules.spec - 1, most), drafts.min_p))
         agree = found.tokens[: len(proposed)] == proposed
         offered = before_end(found.tokens if agree else proposed, self._end_ids)
         return offered, min(len(proposed), len(offered))

@@ -191,6 +191,28 @@ def test_a_text_that_repeats_itself_is_drafted_without_a_layer(schedule, draftin
     assert len(model.windows) < 30
 
 
+def test_a_text_that_begins_to_repeat_itself_late_is_drafted_all_the_same(schedule, drafting_model):
+    clock = Clock()
+
+    class Late(drafting_model):
+        def logits(self, slot: int):
+            return self.of(len(self.state.tokens[slot]))
+
+        def says(self, row, tokens):
+            return int(self.of(len(tokens)).argmax())
+
+        def of(self, n):
+            wanted = np.zeros(self.vocab, np.float32)
+            wanted[n % 50 + 10 if n < 60 else 10 + n % 6] = 1
+            return wanted
+
+    model = Late(clock, layer=False, end=())
+    path = schedule(model, clock=clock, max_context=200, drafts=DraftRules(2, 0.0, 5), end_ids=())
+    tokens, done = run_solo(path, request(max_new=120))
+    assert tokens[:50] == [n % 50 + 10 for n in range(5, 55)]
+    assert done.drafts_accepted > 30, "what was quiet for long is never looked at again"
+
+
 def slots(path, requests) -> tuple[dict[int, list[int]], list[SlotDone]]:
     """All requests in slots at once -> their tokens, and their ends."""
     events = []
