@@ -18,7 +18,7 @@ from strata.kernels.check import check, require
 from strata.kernels.cuda import forms, hyper_window
 from strata.kernels.cuda.launch import F32, I32, I64, launch
 from strata.kernels.cuda.plans import WINDOW_ROWS
-from strata.kernels.cuda.product import linear, linear_quantized, prompt_order, room_for_quantized
+from strata.kernels.cuda.product import linear, linear_quantized, prompt_order, quantize, room_for_quantized
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.ops import LANES, Hyper
 
@@ -103,7 +103,8 @@ def _mix(
 def _quantises(hc: Hyper, n: int, width: int) -> bool:
     """Whether `hyper_rows.cu` takes these rows: a prompt whose streams are whole lines of chains."""
     plain = hc.inject is None or hc.inject.type.name == "F32"
-    return n > WINDOW_ROWS and width % LANES == 0 and width <= MAX_WIDTH_OF_ROWS and not hc.down.type.is_float and plain
+    fits = n > WINDOW_ROWS and width % LANES == 0 and width <= MAX_WIDTH_OF_ROWS
+    return fits and plain and not hc.down.type.is_float and not hc.up.type.is_float
 
 
 def _mix_rows(
@@ -129,11 +130,8 @@ def _mix_rows(
         INJECTS=int(inject is not None),
     )  # fmt: skip
     a = linear_quantized(workspace, hc.down, made, order)
-    launch(
-        _SOURCE, "hyper_gate", (-(-a.size // _GATE_THREADS),), (_GATE_THREADS,),
-        a, I64(a.size), None, None, I64(0), scale,
-    )  # fmt: skip
-    (gates,) = linear(workspace, [hc.up], a)
+    order = prompt_order(hc.up, n)
+    gates = linear_quantized(workspace, hc.up, quantize(workspace, a, hc.up.type, order, scale), order)
     launch(
         _SOURCE, "hyper_mean", _wide_grid(n, width), (_WIDE_THREADS,),
         gates, x, u, factors, hc.norm, I32(width // _WIDTH_OF_LOAD), scale, STREAMS=streams, FACTORS=1,

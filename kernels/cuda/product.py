@@ -50,13 +50,17 @@ _OCTET: Final = 8
 _ALIGNMENT: Final = 16
 
 
-def quantize(workspace: Workspace, x: DeviceArray, kind: TensorType, order: str | None = None) -> Quantized:
-    """`quantize` of ops.py for a weight of this type; `order`: another one than windows want."""
+def quantize(
+    workspace: Workspace, x: DeviceArray, kind: TensorType, order: str | None = None, silu: np.float32 | None = None
+) -> Quantized:
+    """`quantize` of ops.py for a weight of this type; `order`: another one than windows want. `silu`: not of x but of
+    silu(x * this)."""
     made = room_for_quantized(workspace, len(x), x.shape[1], kind)
     octets = x.size // _OCTET
-    kernel = load_kernel("quantize.cu", "quantize", INPUT_ORDER=order or plans.order(kind), SUMS=kind.sums)
+    more = {} if silu is None else {"SILU": 1}
+    kernel = load_kernel("quantize.cu", "quantize", INPUT_ORDER=order or plans.order(kind), SUMS=kind.sums, **more)
     pointers = (np.uint64(address(a)) for a in (x, made.q, made.d, made.sums))
-    kernel((-(-octets // 256),), (256,), (*pointers, np.int64(octets)), shared_mem=0)
+    kernel((-(-octets // 256),), (256,), (*pointers, np.int64(octets), silu or np.float32(0)), shared_mem=0)
     return made
 
 

@@ -54,6 +54,7 @@ def products(
             yield from _blocks(card, kind, modes, windows)
     for order in ("NATIVE", "EIGHT", "EVEN_ODD", "WIDE_NATIVE", "WIDE_EIGHT"):
         yield "quantize.cu", {"INPUT_ORDER": order, "SUMS": 16 if order == "NATIVE" else 0}
+    yield "quantize.cu", {"INPUT_ORDER": "WIDE_NATIVE", "SUMS": 0, "SILU": 1}
     for name in ("group_rows", "join_pairs", "gate_times_up"):
         yield f"{name}.cu", {}
 
