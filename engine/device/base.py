@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strata.kernels.formats import Weight
-from strata.kernels.ops import AttentionPages, Hyper, Kernels, Norms, Rope
+from strata.kernels.ops import AttentionPages, Gdn, Hyper, Kernels, Norms, Rope
 
 Array = Any
 """An array on the device: NumPy on the host, CuPy on a card."""
@@ -126,6 +126,18 @@ class Device(StateMemory, Protocol):
 
     def mix(self, x: Array, hc: Hyper, eps: float, added: tuple[Array, Array] | None) -> tuple[Array, Array | None]:
         """`Kernels.hyper_add` of the (beta, y) that the block before left, when there is one; then `hyper_mix`."""
+
+    def delta_net(
+        self,
+        project: Sequence[Weight],
+        w: Gdn,
+        u: Array,
+        segments: Array,
+        conv: Array,
+        state: Array,
+        eps: float,
+    ) -> Array:
+        """`Kernels.linear` of u, with the weights of p, z, b and a, then `Kernels.gdn`."""
 
     def attend(
         self,

@@ -32,7 +32,7 @@ from strata.kernels.cuda.draft import keep_rows
 from strata.kernels.cuda.product import linear
 from strata.kernels.cuda.workspace import OutOfWorkspace, Workspace
 from strata.kernels.formats import Weight
-from strata.kernels.ops import AttentionPages, Hyper, Norms, Rope
+from strata.kernels.ops import AttentionPages, Gdn, Hyper, Norms, Rope
 
 STAGING: Final = 8
 """Small copies that may be under way at once."""
@@ -292,6 +292,18 @@ class CudaDevice:
         if added is None:
             return self.kernels.hyper_mix(x, hc, eps)
         return self.kernels.hyper_add_mix(x, *added, hc, eps)
+
+    def delta_net(
+        self,
+        project: Sequence[Weight],
+        w: Gdn,
+        u: Array,
+        segments: Array,
+        conv: Array,
+        state: Array,
+        eps: float,
+    ) -> Array:
+        return self.kernels.delta_net(project, w, u, segments, conv, state, eps)
 
     def attend(
         self,

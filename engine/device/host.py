@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from strata.engine.device.base import Array, Bytes, Memory
 from strata.kernels.formats import Weight
-from strata.kernels.ops import AttentionPages, Hyper, Kernels, Norms, Rope
+from strata.kernels.ops import AttentionPages, Gdn, Hyper, Kernels, Norms, Rope
 
 BACKENDS: Final = ("cpu", "reference")
 MEMINFO: Final = Path("/proc/meminfo")
@@ -122,6 +122,19 @@ class HostDevice(HostMemory):
         if added is not None:
             self.kernels.hyper_add(x, *added)
         return self.kernels.hyper_mix(x, hc, eps)
+
+    def delta_net(
+        self,
+        project: Sequence[Weight],
+        w: Gdn,
+        u: Array,
+        segments: Array,
+        conv: Array,
+        state: Array,
+        eps: float,
+    ) -> Array:
+        p, z, b, a = self.kernels.linear(project, u)
+        return self.kernels.gdn(w, p, z, b, a, segments, conv, state, eps)
 
     def attend(
         self,

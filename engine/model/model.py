@@ -130,7 +130,7 @@ def _bind_layers(pack: Pack, device: Device, rope: Rope) -> list[Layer]:
         ordinal = spec.recurrent[:i].count(recurrent)
         mixer: GdnBlock | QsaBlock
         if recurrent:
-            mixer = GdnBlock(kernels, bind.gdn(), ordinal, spec.eps)
+            mixer = GdnBlock(device, kernels, bind.gdn(), ordinal, spec.eps)
         else:
             mixer = QsaBlock(
                 device=device,
