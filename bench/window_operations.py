@@ -152,24 +152,39 @@ def _listed(call: Callable[[], Any]) -> Callable[[], list[Any]]:
 
 
 def delta(ops: Operations) -> Iterator[Case]:
-    """The delta net between its projections, of some slots."""
+    """The delta net of some slots with the products of its gates: three launches, two, or one."""
+    bench, ended = ops.bench, ops.cp.zeros(1024, ops.cp.uint32)
     w = Gdn(
         ops.f(CHANNELS, 4, scale=0.5), -abs(ops.f(VALUE_HEADS)), ops.f(VALUE_HEADS), abs(ops.f(HEAD)) + np.float32(0.5)
     )
+    gates = [[bench.weight("F32", VALUE_HEADS, HIDDEN) for _ in range(2)] for _ in range(LAYERS)]
     for slots, layers in ((1, LAYERS), (2, LAYERS), (4, 12), (8, 8)):
-        p, z, b, a = (ops.f(slots, width) for width in (CHANNELS, VALUE_HEADS * HEAD, VALUE_HEADS, VALUE_HEADS))
+        p, z, u = ops.f(slots, CHANNELS), ops.f(slots, VALUE_HEADS * HEAD), ops.f(slots, HIDDEN)
         rows = ops.ints([[slot | slots << 16, slot, slot + 1] for slot in range(slots)])
         states = [
             (ops.f(2 * slots, 3, CHANNELS), ops.f(2 * slots, VALUE_HEADS, HEAD, HEAD, scale=0.1)) for _ in range(layers)
         ]
-        calls = [partial(ops.kernels.gdn, w, p, z, b, a, rows, conv, state, EPS) for conv, state in states]
 
-        def results(call: Callable[[], Any] = calls[0], state: tuple[Any, Any] = states[0]) -> list[Any]:
-            return [call(), *state]
+        def call(
+            i: int, made: bool, known: tuple[Any, ...] = (p, z, u, rows), states: list[tuple[Any, Any]] = states
+        ) -> Any:
+            p, z, u, rows = known
+            if made:
+                b, a = product.linear(bench.workspace, gates[i], u)
+                return gdn.gdn(bench.workspace, w, p, z, b, a, rows, *states[i], EPS, ended)
+            own = gdn.Gates(gates[i][0], gates[i][1], u)
+            return gdn.gdn(bench.workspace, w, p, z, None, None, rows, *states[i], EPS, ended, own)
 
-        for note, columns in (("", None), (", gdn_window", 0), (", 64 columns", 64), (", 128 columns", 128)):
-            ways = [] if columns is None else [(gdn, "slots_columns", lambda *_, columns=columns: columns)]
-            yield Case(f"gdn {slots} slots{note}", calls, f"gdn {slots}", results, ways, kernels=True)
+        ways = ((", gates apart", True, 0), (", gates apart", True, 128), ("", False, 64), ("", False, 128))
+        for note, made, columns in ways:
+            calls = [partial(call, i, made) for i in range(layers)]
+
+            def results(call: Callable[[], Any] = calls[0], state: tuple[Any, Any] = states[0]) -> list[Any]:
+                return [call(), *state]
+
+            set_ = [(gdn, "slots_columns", lambda *_, columns=columns: columns)]
+            label = f"gdn {slots} slots, {f'{columns} columns' if columns else 'gdn_window'}{note}"
+            yield Case(label, calls, f"gdn {slots}", results, set_, kernels=True)
 
 
 def attention(ops: Operations) -> Iterator[Case]:
