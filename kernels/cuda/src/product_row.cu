@@ -171,12 +171,12 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE) void product_row(PARAMETER Argument
 
     const int all = found.turns;
     u8* const stages = shared + a.at_stages + warp * (DEPTH * STAGE);
-    int load_segment = 0, own_segment = 0;
+    Turn loaded, turn;
     auto load = [&](int number, u32 run) {
         if (number < all) {
-            const Turn turn(a, segments, load_segment, number);
-            const int shift = turn.shift(), bytes = (shift + turn.items() * ITEM_BYTES + 15) & ~15;
-            runs.begin<STAGE>(run, stages + run % DEPTH * STAGE, turn.from - shift, bytes);
+            loaded = Turn(a, segments, loaded, number);
+            const int shift = loaded.shift(), bytes = (shift + loaded.items() * ITEM_BYTES + 15) & ~15;
+            runs.begin<STAGE>(run, stages + run % DEPTH * STAGE, loaded.from - shift, bytes);
         }
         runs.commit();
     };
@@ -193,7 +193,7 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE) void product_row(PARAMETER Argument
     const Grid grid{shared + a.at_grid + copy * (F::LOOK == WORD ? 4 : 8)};
     u32 run = 0;
     for (int number = warp; number < all; number += WARPS, run++) {
-        const Turn turn(a, segments, own_segment, number);
+        turn = DEPTH == 1 ? loaded : Turn(a, segments, turn, number);
         const int region = turn.strip - divide(turn.strip, a.regions, a.region_inverse) * a.regions;
         float* terms = (float*)(shared + a.at_terms) + region * (HALVES * COLUMNS) * a.strip * TERM_PITCH;
         if (turn.strip >= a.regions) wait_summed(arrived + turn.strip - a.regions);
@@ -209,7 +209,7 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE) void product_row(PARAMETER Argument
         load(number + DEPTH * WARPS, run + DEPTH);
         if (__shfl_sync(~0u, before, 0) + 1 == HALVES * turn.turns) {
             share_block();
-            add_strip(a, shared, turn, segments[own_segment], terms);
+            add_strip(a, shared, turn, segments[turn.segment], terms);
             __syncwarp();
             if (lane == 0) {
                 share_block();

@@ -16,9 +16,11 @@ struct Turn {
     int strip, rows, turns;  // turns: of the strip's rows of one matrix
     int half, first;         // of GATE_UP: gate or up; first: the turn's first item in the strip
     int before, input;       // rows of the segment before the strip
+    int segment;
 
-    // `segment`: the one of an earlier turn, at first 0; becomes that of this one.
-    DEVICE Turn(const Arguments& a, const Segment* segments, int& segment, int number) {
+    DEVICE Turn() : segment(0) {}
+    // `earlier`: another turn of the same warp.
+    DEVICE Turn(const Arguments& a, const Segment* segments, const Turn& earlier, int number) : segment(earlier.segment) {
         while (number >= segments[segment + 1].turn) segment++;
         const Segment& own = segments[segment];
         const int in_segment = number - own.turn, s = divide(in_segment, a.strip_turns, a.strip_turn_inverse);
