@@ -35,8 +35,8 @@ from strata.kernels.ops import Gdn
 
 REPEATS: Final = 5
 DEPTHS: Final = (8192, 2048)
-VALUE_WAYS: Final = ((2, 3), (3, 3), (3, 2), (4, 2))
-"""Pairs of tokens under way, blocks of a multiprocessor."""
+VALUE_WAYS: Final = ((2, 3, 1), (2, 3, 3), (3, 2, 1), (4, 2, 1), (4, 2, 2))
+"""Pairs of tokens under way, rows of a multiprocessor, rows of a block."""
 
 PEAK: Final = r"""
 // 96 sums a thread. READS: reads of WORDS words from shared memory for them, as many as 8 x 12 sums need; SHARED_BY:
@@ -170,12 +170,16 @@ def attention(ops: Operations) -> None:
 
 
 def ways(ops: Operations) -> None:
-    """Values with more or less under way."""
-    call, macs = layer_of(ops, "fp32", 8192, 8192)
-    for ahead, blocks in VALUE_WAYS:
-        with patch.dict(qsa.VALUES_WAY, {"VALUES_AHEAD": ahead, "VALUES_BLOCKS": blocks}):
-            rates = {"qsa_values_row": macs}
-            by_kernel(ops, f"fp32, 8192 rows, {ahead} pairs ahead, {blocks} blocks", call, rates, qsa)
+    """Keys and values with more or less under way, and rows of a block that find each other's in the first cache."""
+    for depth in DEPTHS:
+        call, macs = layer_of(ops, "fp32", depth, depth)
+        for ahead, rows, together in VALUE_WAYS:
+            way = {"VALUES_AHEAD": ahead, "VALUES_BLOCKS": rows, "ROWS_OF_A_BLOCK": together}
+            with patch.dict(qsa.PROMPT_WAY, way):
+                what = f"{depth} rows, {ahead} ahead, {rows} rows, {together} a block"
+                by_kernel(ops, what, call, {"qsa_keys_row": macs, "qsa_values_row": macs}, qsa)
+        del call
+        ops.cp.get_default_memory_pool().free_all_blocks()
     ops.kernels.bound = None
 
 

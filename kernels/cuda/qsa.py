@@ -48,12 +48,13 @@ _SELECT_FEW: Final = 1024
 _SELECT_MANY: Final = 256
 _SLICE: Final = 32
 _KEY_SLICE: Final = 16
-VALUES_WAY: Final[dict[str, int]] = {"VALUES_AHEAD": 2, "VALUES_BLOCKS": 3}
-"""Pairs of tokens that a warp of qsa_values_row has under way, and its blocks on a multiprocessor."""
+PROMPT_WAY: Final[dict[str, int]] = {"VALUES_AHEAD": 2, "VALUES_BLOCKS": 3, "ROWS_OF_A_BLOCK": 1}
+"""Of many rows: pairs of tokens that a warp of qsa_values_row has under way, rows that a multiprocessor computes at a
+time, rows of a block where they fit."""
 _KEPT_AT_ONCE: Final = 32
 _MOST_KEY_BLOCKS: Final = 1024
 _STATIC: Final = 1024
-"""Bytes for the shared variables that qsa_values_row declares itself."""
+"""Bytes for the shared variables that a row of qsa_values_row declares itself."""
 _INT: Final = 4
 _FLOAT: Final = 4
 
@@ -280,7 +281,7 @@ def _attend(workspace: Workspace, bounds: Limits, rows: _Rows, budget: int) -> D
         return out
     if rows.stored is not None:
         _prepare(rows, g, True, None)
-    at_once = _whole_waves(_rows_at_once(g, bounds.scratch_bytes), g.heads // _heads_together(g))
+    at_once = _whole_waves(_rows_at_once(g, bounds.scratch_bytes), g.heads // _together(g)[0])
     for begin in range(0, n, at_once):
         part = slice(begin, min(begin + at_once, n))
         with workspace.scratch():
@@ -300,9 +301,9 @@ def _rows_at_once(g: _Shape, scratch_bytes: int) -> int:
 
 
 def _whole_waves(rows: int, blocks: int) -> int:
-    """As many of the rows as fill the card without a rest, where they fill it: `blocks` of qsa_values_row a row, all of
-    one length."""
-    wave = max(1, cards.card().multiprocessors * VALUES_WAY["VALUES_BLOCKS"] // blocks)
+    """As many of the rows as fill the card without a rest, where they fill it. A row has `blocks` of qsa_values_row,
+    which all take as long."""
+    wave = max(1, cards.card().multiprocessors * PROMPT_WAY["VALUES_BLOCKS"] // blocks)
     return rows // wave * wave or rows
 
 
@@ -408,14 +409,15 @@ def _values_bytes(heads: int, d: int) -> int:
     return _FLOAT * (_WARPS * (heads + 1) * ATTENTION_PART + heads * d)
 
 
-def _heads_together(g: _Shape) -> int:
-    """Query heads of a block of many rows."""
-    room = cards.card().shared_block - _STATIC
-    return next(
-        h
-        for h in HEADS_OF_A_THREAD
-        if g.group % h == 0 and max(_keys_bytes(h, g.d, g.keys), _values_bytes(h, g.d)) <= room
-    )
+def _together(g: _Shape) -> tuple[int, int]:
+    """Query heads and rows of a block of many rows: those that fit its shared memory, more heads first."""
+    room = cards.card().shared_block
+    for heads in HEADS_OF_A_THREAD:
+        if g.group % heads == 0:
+            rows = room // (max(_keys_bytes(heads, g.d, g.keys), _values_bytes(heads, g.d)) + _STATIC)
+            if rows:
+                return heads, min(rows, PROMPT_WAY["ROWS_OF_A_BLOCK"], PROMPT_WAY["VALUES_BLOCKS"])
+    raise ValueError(f"head_dim {g.d} does not fit {room} bytes of shared memory")
 
 
 def _attend_many(
@@ -430,17 +432,19 @@ def _attend_many(
     q_gate: DeviceArray,
     out: DeviceArray,
 ) -> None:
-    heads = _heads_together(g)
+    heads, together = _together(g)
     chunks = g.heads // heads
-    constants: dict[str, Any] = {"HEADS": heads, "HEAD_SIZE": g.d, **g.formats}
+    constants: dict[str, Any] = {"HEADS": heads, "HEAD_SIZE": g.d, **g.formats, **PROMPT_WAY}
+    constants["ROWS_OF_A_BLOCK"] = together
+    blocks, threads = -(-n // together), (_THREADS * together,)
     peaks, found = workspace.array((n, g.heads, g.parts)), workspace.array((n, stride), I32)
     launch(
-        "qsa_prompt.cu", "qsa_keys_row", (g.parts, chunks, n), (_THREADS,),
-        *row, q, pages.k, s, I32(stride), peaks, found,
-        shared=_keys_bytes(heads, g.d, g.keys), **constants,
+        "qsa_prompt.cu", "qsa_keys_row", (g.parts, chunks, blocks), threads,
+        *row, q, pages.k, s, I32(stride), peaks, found, I32(n),
+        shared=together * _keys_bytes(heads, g.d, g.keys), **constants,
     )  # fmt: skip
     launch(
-        "qsa_prompt.cu", "qsa_values_row", (chunks, n), (_THREADS,),
-        *row, s, I32(stride), peaks, found, I32(g.parts), pages.v, q_gate, out,
-        shared=_values_bytes(heads, g.d), **constants, **VALUES_WAY,
+        "qsa_prompt.cu", "qsa_values_row", (chunks, blocks), threads,
+        *row, s, I32(stride), peaks, found, I32(g.parts), pages.v, q_gate, out, I32(n),
+        shared=together * _values_bytes(heads, g.d), **constants,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Final
 from strata.kernels.cuda.chains import router_plan
 from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.gdn import HEAD_SIZES
-from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, VALUES_WAY
+from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, PROMPT_WAY
 from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
 
@@ -65,5 +65,5 @@ def operations() -> Iterator[tuple[str, Constants]]:
             few: Constants = {"HEADS_OF_WARP": of_warp}
             yield "qsa_window.cu", formats | few
         for d, heads in ((256, 12), (64, 2), *_GROUPS * (keys.name == "fp32")):
-            group: Constants = {"HEAD_SIZE": d, "HEADS": heads, **VALUES_WAY}
+            group: Constants = {"HEAD_SIZE": d, "HEADS": heads, **PROMPT_WAY}
             yield "qsa_prompt.cu", formats | group

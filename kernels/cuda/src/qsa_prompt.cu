@@ -7,7 +7,7 @@
 // Why two chains: shared memory gives 128 bytes a turn, and takes one turn for two words a lane where neighbouring lanes (or
 //                 those two apart) ask for the same two. So 96 sums take 14 turns; of one chain 20, of whole dots 20.
 //
-// Constants   HEAD_SIZE = D, HEADS, KEYS, VALUES; of qsa_values_row: VALUES_AHEAD, pairs of tokens under way, and VALUES_BLOCKS of a
+// Constants   HEAD_SIZE = D, HEADS, KEYS, VALUES, ROWS_OF_A_BLOCK; of qsa_values_row: VALUES_AHEAD, pairs of tokens under way, and VALUES_BLOCKS of a
 //             multiprocessor
 #include "attend.cuh"
 
@@ -24,8 +24,36 @@
 #define VALUES_BLOCKS 3
 #endif
 
+#ifndef ROWS_OF_A_BLOCK
+#define ROWS_OF_A_BLOCK 1
+#endif
+
 constexpr int D = HEAD_SIZE;
 constexpr int WARPS = THREADS / 32;
+
+// A block is ROWS_OF_A_BLOCK neighbouring rows with THREADS threads each, which never wait for another row: what one has
+// brought to the first cache the next ones find there, as far as they attend to the same tokens.
+constexpr int BLOCK = THREADS * ROWS_OF_A_BLOCK;
+DEVICE int row_of_block() { return ROWS_OF_A_BLOCK == 1 ? 0 : threadIdx.x / THREADS; }
+DEVICE int own_thread() { return ROWS_OF_A_BLOCK == 1 ? threadIdx.x : threadIdx.x % THREADS; }
+DEVICE void row_meets() {
+    if (ROWS_OF_A_BLOCK == 1)
+        __syncthreads();
+    else
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + row_of_block()), "r"(THREADS) : "memory");
+}
+
+// 16 bytes to shared memory as copy16 does, but through the first cache where other rows may want them.
+DEVICE void copy16_of_rows(void* to, const void* from) {
+#if ARCH >= 800 && !defined(ON_HOST)
+    if (ROWS_OF_A_BLOCK > 1) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from)
+                     : "memory");
+        return;
+    }
+#endif
+    copy16(to, from);
+}
 
 // ------------------------------------------------------------------------------------------------------------- keys
 
@@ -43,7 +71,7 @@ struct Slices {
     Value k[PART][PITCH];
 };
 
-// What a block of qsa_keys_row has; qsa.py knows how much it is.
+// What a row of qsa_keys_row has; qsa.py knows how much it is.
 template <class Tile>
 struct KeysMemory {
     Tile tiles[2];
@@ -62,16 +90,16 @@ struct Stage {
     u32 rows[N];  // in 16 bytes
 
     DEVICE Stage(const u8* cached, const int* tokens, int kv_heads, int kv) {
-        at = cached + threadIdx.x % PIECES * 16;
+        at = cached + own_thread() % PIECES * 16;
 #pragma unroll
         for (int i = 0; i < N; i++)
-            rows[i] = (static_cast<u32>(tokens[threadIdx.x / PIECES + i * EACH]) * kv_heads + kv) * (Format::row(D) / 16);
+            rows[i] = (static_cast<u32>(tokens[own_thread() / PIECES + i * EACH]) * kv_heads + kv) * (Format::row(D) / 16);
     }
     DEVICE void fetch(To& to, int slice) {
         const u8* from = at + slice * SLICE * sizeof(Value);
 #pragma unroll
         for (int i = 0; i < N; i++)
-            copy16(&to.k[threadIdx.x / PIECES + i * EACH][threadIdx.x % PIECES * PIECE], from + rows[i] * 16ull);
+            copy16_of_rows(&to.k[own_thread() / PIECES + i * EACH][own_thread() % PIECES * PIECE], from + rows[i] * 16ull);
     }
     DEVICE void land(To&) {}
     DEVICE static float2 pair(const Value* p) {
@@ -95,7 +123,7 @@ struct Stage<Packed<Codes>> {
     DEVICE Stage(const u8* cached, const int* tokens, int kv_heads, int kv) {
 #pragma unroll
         for (int i = 0; i < N; i++)
-            row[i] = cached + (static_cast<long long>(tokens[threadIdx.x + i * THREADS]) * kv_heads + kv) * Format::row(D);
+            row[i] = cached + (static_cast<long long>(tokens[own_thread() + i * THREADS]) * kv_heads + kv) * Format::row(D);
     }
     DEVICE void fetch(To&, int slice) {
 #pragma unroll
@@ -113,7 +141,7 @@ struct Stage<Packed<Codes>> {
             for (int half = 0; half < 2; half++) {
                 float v[8];
                 Codes::template spread<8>(codes[i][half], s, v);
-                float4* p = reinterpret_cast<float4*>(&to.k[threadIdx.x + i * THREADS][8 * half]);
+                float4* p = reinterpret_cast<float4*>(&to.k[own_thread() + i * THREADS][8 * half]);
                 p[0] = make_float4(v[0], v[1], v[2], v[3]), p[1] = make_float4(v[4], v[5], v[6], v[7]);
             }
         }
@@ -124,7 +152,7 @@ struct Stage<Packed<Codes>> {
 // Scores of the few tokens of a part: a thread a dot.
 DEVICE void few_keys(const float* q, const u8* cached, const int* tokens, int count, int kv_heads, int kv, float* s,
                      int stride, float scale) {
-    for (int e = threadIdx.x; e < count * HEADS; e += THREADS) {
+    for (int e = own_thread(); e < count * HEADS; e += THREADS) {
         const int t = e / HEADS, h = e % HEADS;
         const u8* row = cached + (static_cast<long long>(tokens[t]) * kv_heads + kv) * Keys::row(D);
         float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -200,15 +228,17 @@ struct Dots {
     }
 };
 
-KERNEL void __launch_bounds__(THREADS, 3)
-    qsa_keys_row(ROW_ARGUMENTS, const float* q, const u8* cached, float* s, int stride, float* peaks, int* found) {
+KERNEL void __launch_bounds__(BLOCK, 3 / ROWS_OF_A_BLOCK)
+    qsa_keys_row(ROW_ARGUMENTS, const float* q, const u8* cached, float* s, int stride, float* peaks, int* found, int rows) {
     inputs_ready();
     const Args g = ROW;
     typedef Stage<Keys> Staged;
     extern __shared__ __align__(16) u8 keys_memory[];
-    KeysMemory<typename Staged::To>& m = *reinterpret_cast<KeysMemory<typename Staged::To>*>(keys_memory);
+    KeysMemory<typename Staged::To>& m = reinterpret_cast<KeysMemory<typename Staged::To>*>(keys_memory)[row_of_block()];
     auto& tiles = m.tiles;
-    const int row = blockIdx.z, tid = threadIdx.x, chunks = g.heads / g.kv_heads / HEADS, kv = blockIdx.y / chunks;
+    const int row = blockIdx.z * ROWS_OF_A_BLOCK + row_of_block(), tid = own_thread();
+    if (row >= rows) return;
+    const int chunks = g.heads / g.kv_heads / HEADS, kv = blockIdx.y / chunks;
     const Kept kept = g.kept(row);
     const int first = blockIdx.x * PART, count = min(PART, kept.count - first);
     if (count <= 0) return;
@@ -218,11 +248,11 @@ KERNEL void __launch_bounds__(THREADS, 3)
         m.tokens[t] = g.token(row, kept, first + min(t, count - 1));
         if (blockIdx.y == 0 && t < count) found[static_cast<long long>(row) * stride + first + t] = m.tokens[t];
     }
-    __syncthreads();
+    row_meets();
     const float scale = 1.0f / sqrtf(static_cast<float>(D));
     if (count <= FEW_TOKENS) {
         few_keys(q, cached, m.tokens, count, g.kv_heads, kv, s, stride, scale);
-        __syncthreads();
+        row_meets();
         if (tid >= HEADS) return;
         float top = -INFINITE;
         for (int t = 0; t < count; t++) top = fmaxf(top, s[tid * static_cast<long long>(stride) + t]);
@@ -242,7 +272,7 @@ KERNEL void __launch_bounds__(THREADS, 3)
 #pragma unroll 1
     for (int slice = 0, u = 0; slice < D / SLICE; slice++, u ^= 1) {
         copies_wait<0>();
-        __syncthreads();
+        row_meets();
         const bool more = slice + 1 < D / SLICE;
         if (more) stage.fetch(tiles[u ^ 1], slice + 1);
         copies_commit();
@@ -265,7 +295,7 @@ KERNEL void __launch_bounds__(THREADS, 3)
         for (int apart = HEAD_SETS; apart < 32; apart *= 2) top = fmaxf(top, __shfl_xor_sync(ALL, top, apart));
         if ((tid & 31) < HEAD_SETS) m.tops[warp][place.head(h)] = top;
     }
-    __syncthreads();
+    row_meets();
     if (tid >= HEADS) return;
     float top = m.tops[0][tid];
 #pragma unroll
@@ -280,6 +310,12 @@ constexpr int DIMS = D / 32;  // of a lane
 struct PartMemory {
     float e[HEADS][PART];  // exponentials of a part, then what its values sum to: HEADS vectors of D
     int tokens[PART];
+};
+
+// What a row has; qsa.py knows how much it is.
+struct ValuesMemory {
+    PartMemory parts[WARPS];
+    float total[HEADS * D];  // the sums of all parts; a thread has its own elements of them
 };
 
 // The sums over a part of e * v: pairs of tokens, each dim in the order of the tokens. AHEAD pairs are under way.
@@ -354,10 +390,10 @@ DEVICE void weigh(Joined& all, int which, int h, const float* s, int count, floa
 // A part of few tokens: all warps share its heads, and a thread has eight dims of a head.
 DEVICE void join_few(Joined& all, float* total, PartMemory& m, const float* s, int stride, int count, const u8* cached,
                      u32 pitch) {
-    for (int h = threadIdx.x >> 5; h < HEADS; h += WARPS)
+    for (int h = own_thread() >> 5; h < HEADS; h += WARPS)
         weigh(all, 0, h, s + h * static_cast<long long>(stride), count, m.e[h]);
-    __syncthreads();
-    for (int unit = threadIdx.x; unit < HEADS * D / 8; unit += THREADS) {
+    row_meets();
+    for (int unit = own_thread(); unit < HEADS * D / 8; unit += THREADS) {
         const int h = unit / (D / 8), x = unit % (D / 8) * 8;
         float o[8] = {};
 #pragma unroll 4
@@ -374,14 +410,19 @@ DEVICE void join_few(Joined& all, float* total, PartMemory& m, const float* s, i
 
 // peaks (rows, heads, parts): the largest score of each head and part; found (rows, stride): which row of all pages holds
 // each kept token. Both of qsa_keys_row.
-KERNEL void __launch_bounds__(THREADS, VALUES_BLOCKS)
+KERNEL void __launch_bounds__(BLOCK, VALUES_BLOCKS / ROWS_OF_A_BLOCK)
     qsa_values_row(ROW_ARGUMENTS, const float* s, int stride, const float* peaks, const int* found, int parts_of_a_row,
-                   const u8* cached, const float* q_gate, float* out) {
+                   const u8* cached, const float* q_gate, float* out, int rows) {
     inputs_ready();
     const Args g = ROW;
-    extern __shared__ __align__(16) PartMemory memory[];
-    __shared__ Joined all;
-    const int row = blockIdx.y, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+    extern __shared__ __align__(16) u8 values_memory[];
+    __shared__ Joined joined[ROWS_OF_A_BLOCK];
+    ValuesMemory& own = reinterpret_cast<ValuesMemory*>(values_memory)[row_of_block()];
+    PartMemory* memory = own.parts;
+    Joined& all = joined[row_of_block()];
+    const int row = blockIdx.y * ROWS_OF_A_BLOCK + row_of_block(), tid = own_thread();
+    if (row >= rows) return;
+    const int lane = tid & 31, warp = tid >> 5;
     const int chunks = g.heads / g.kv_heads / HEADS, kv = blockIdx.x / chunks;
     const Kept kept = g.kept(row);
     const int parts = (kept.count + PART - 1) / PART;
@@ -393,9 +434,9 @@ KERNEL void __launch_bounds__(THREADS, VALUES_BLOCKS)
         for (int p = 0; p < parts; p++) top = fmaxf(top, peaks[tid * parts_of_a_row + p]);
         all.tops[tid] = top;
     }
-    float* total = reinterpret_cast<float*>(memory + WARPS);  // HEADS vectors of D; a thread has its own elements of them
+    float* total = own.total;
     for (int x = tid; x < HEADS * D; x += THREADS) total[x] = 0.0f;
-    __syncthreads();
+    row_meets();
     const u32 pitch = g.kv_heads * Values::row(D);
     PartMemory& m = memory[warp];
     float l = 0.0f;
@@ -423,17 +464,17 @@ KERNEL void __launch_bounds__(THREADS, VALUES_BLOCKS)
 #pragma unroll
                 for (int i = 0; i < DIMS; i++) o[h * D + Weighted::Raw::dim(lane, i)] = weighted.o[h][i];
         }
-        __syncthreads();
+        row_meets();
         const int here = min(WARPS, parts - begin);
         for (int w = 0; w < here; w++) {
             const float* o = &memory[w].e[0][0];
             for (int x = tid; x < HEADS * D; x += THREADS) total[x] = fmaf(all.shares[w][x / D], o[x], total[x]);
             if (tid < HEADS) l = fmaf(all.shares[w][tid], all.sums[w][tid], l);
         }
-        __syncthreads();
+        row_meets();
     }
     if (tid < HEADS) all.totals[tid] = l;
-    __syncthreads();
+    row_meets();
     for (int x = tid; x < HEADS * D; x += THREADS) {
         const long long head = first_head + x / D;
         out[head * D + x % D] = (total[x] / all.totals[x / D]) * sigmoid_f32(q_gate[(2 * head + 1) * D + x % D]);

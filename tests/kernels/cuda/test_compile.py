@@ -28,7 +28,8 @@ SPILLS = {
     "gdn_slots": "two words at the 80 registers that let three blocks in: addresses, kept over the products of its gates",
     "lanes_window": "sm_120 only: addresses of 8 activation rows, used once a weight row",
     "qsa_keys": "a few words at the registers that its block leaves, outside the loop over tokens",
-    "qsa_keys_row": "sm_120 only: 96 sums and the words of four dims at 168 registers",
+    "gdn_inputs": "sm_120 only: two words around a division",
+    "qsa_keys_row": "96 sums and the words of four dims at 168 registers: addresses that are used once a slice",
     "qsa_values_row": "96 sums and two pairs of values under way at 168 registers: addresses that are used once a pair",
     "qsa_score": "a few words at the registers that its block leaves, outside the loop over blocks",
 }
