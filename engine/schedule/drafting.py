@@ -62,12 +62,12 @@ class SoloDrafting:
         if rules.spec < 2:
             return self._runner.window([row], n_left > 1)
         begun = self._clock()
-        if not drafts.payoff.wants(1):
+        if n_left < 2 or not drafts.payoff.wants(1):
             return self._plain(drafts, row, n_left > 1, begun)
         follows, most = self._runner.follows(row.slot), min(n_left - 1, MOST_DRAFTS)
         found = suffix_draft(row.tokens, min(rules.suffix, most))
         drafts.quiet = 0 if found.tokens else drafts.quiet + 1
-        again = n_left > 1 and not follows and drafts.quiet >= QUIET
+        again = not follows and drafts.quiet >= QUIET
         if drafts.ahead:
             return self._plain(drafts, row, again, begun)
         offered, of_layer = self._offer(drafts, row, most, follows, found)
