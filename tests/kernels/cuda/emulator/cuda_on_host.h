@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -79,6 +80,10 @@ inline char* dynamic_shared;
 inline size_t dynamic_bytes;
 inline int group_sizes[16];  // threads that a numbered barrier waits for
 inline bool early;  // asynchronous copies land at once
+
+struct Bulk { unsigned barrier; char* to; const void* from; int n; };
+inline std::vector<Bulk> bulk;                // copies that a barrier tells the end of
+inline std::map<unsigned, long> bytes_to_come;  // of a barrier
 
 struct Range { char* begin; size_t bytes; };
 inline std::vector<Range>& shared_ranges() {
@@ -237,6 +242,7 @@ inline void run_block(char* stacks, size_t stack_bytes, uint64_t& order) {
         for (const Fibre& f : fibres) running |= f.wait == RUNNING;
         if (left && !release() && !running) fail("threads wait at barriers that the others never reach");
     }
+    if (!bulk.empty()) fail("it ended before its copies");
 }
 
 template <class... A, size_t... I>
@@ -521,13 +527,41 @@ static inline Mbarrier* mbarrier_at(unsigned address) {
 static inline void ptx_mbarrier_init_shared_b64(unsigned address, int arrivals) {
     *mbarrier_at(address) = {(unsigned short)arrivals, (unsigned short)arrivals, 0};
 }
-static inline void ptx_mbarrier_arrive_shared_b64(unsigned long long&, unsigned address) {
+static inline void mbarrier_came(unsigned address, int arrivals, long bytes) {
     Mbarrier* b = mbarrier_at(address);
-    if (--b->left == 0) b->left = b->all, b->ended++;
+    long& to_come = emulated::bytes_to_come[address];
+    b->left -= arrivals, to_come += bytes;
+    if (b->left == 0 && to_come == 0) b->left = b->all, b->ended++;
+}
+static inline void ptx_mbarrier_arrive_shared_b64(unsigned long long&, unsigned address) { mbarrier_came(address, 1, 0); }
+static inline void ptx_mbarrier_arrive_expect_tx_shared_b64(unsigned long long&, unsigned address, int bytes) {
+    mbarrier_came(address, 1, bytes);
 }
 static inline void ptx_mbarrier_test_wait_parity_shared_b64(unsigned& done, unsigned address, unsigned parity) {
     emulated::yield(emulated::RUNNING, 0);
     done = (mbarrier_at(address)->ended & 1) != parity;
+}
+static inline void ptx_fence_mbarrier_init_release_cluster() {}
+static inline void bulk_land(const emulated::Bulk& copy) {
+    std::memcpy(copy.to, copy.from, copy.n);
+    mbarrier_came(copy.barrier, 0, -copy.n);
+}
+static inline void ptx_cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(unsigned to, const void* from, int n,
+                                                                                         unsigned barrier) {
+    if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || n % 16) emulated::fail("a copy is not aligned to 16 bytes");
+    const emulated::Bulk copy{barrier, emulated::shared_pointer(to), from, n};
+    if (emulated::early) bulk_land(copy);
+    else emulated::bulk.push_back(copy);
+}
+static inline void ptx_mbarrier_try_wait_parity_shared_b64(unsigned& done, unsigned address, unsigned parity) {
+    auto& all = emulated::bulk;
+    for (size_t i = 0; i < all.size();) {
+        const emulated::Bulk copy = all[i];
+        if (copy.barrier != address) { i++; continue; }
+        all.erase(all.begin() + i);
+        bulk_land(copy);
+    }
+    ptx_mbarrier_test_wait_parity_shared_b64(done, address, parity);
 }
 template <class T> inline void ptx_nothing(T&) {}
 static inline void ptx_ld_shared_u32(unsigned& value, unsigned address) {
@@ -540,20 +574,6 @@ static inline void ptx_ld_acquire_cta_shared_u32(unsigned& value, unsigned addre
 static inline void ptx_st_release_cta_shared_u32(unsigned address, unsigned value) {
     std::memcpy(emulated::shared_pointer(address), &value, 4);
 }
-// A copy of bytes whose end a barrier tells: it lands before the arrival that told how many bytes are to come is seen.
-static inline void ptx_mbarrier_arrive_expect_tx_shared_b64(unsigned long long& state, unsigned address, unsigned) {
-    ptx_mbarrier_arrive_shared_b64(state, address);
-}
-static inline void ptx_cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(unsigned to, const void* from,
-                                                                                         unsigned bytes, unsigned barrier) {
-    mbarrier_at(barrier);
-    if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) emulated::fail("a bulk copy is not aligned to 16 bytes");
-    std::memcpy(emulated::shared_pointer(to), from, bytes);
-}
-static inline void ptx_mbarrier_try_wait_parity_shared_b64(unsigned& done, unsigned address, unsigned parity) {
-    ptx_mbarrier_test_wait_parity_shared_b64(done, address, parity);
-}
-static inline void ptx_fence_mbarrier_init_release_cluster() {}
 static inline void ptx_st_shared_v4_f32(unsigned address, float a, float b, float c, float d) {
     if (address % 16) emulated::fail("a store of four words is not aligned");
     const float all[4] = {a, b, c, d};
