@@ -111,8 +111,9 @@ class Case:
 
 def inputs(bench: Bench, n: int, cols: int, w: Weight) -> Any:
     """Activations as a window has them: who made them has left them as the weights want them, too."""
-    x = bench.workspace.upload(bench.cp.asnumpy(bench.inputs(n, cols)))
+    values = bench.cp.asnumpy(bench.inputs(n, cols))
     with bench.stream:
+        x = bench.workspace.upload(values)
         forms.leave(bench.workspace, x)
         known = forms.known(bench.workspace, x, w.type)
         with bench.workspace.scratch():
