@@ -43,6 +43,7 @@ _RUN: Final = 8
 _GROUPS: Final = 8
 """Groups of state rows, as in the sources."""
 _FLOAT: Final = 4
+_THIRD: Final = 3
 OUTPUT: Final = np.dtype(
     [(name, np.uint64) for name in ("z", "w", "y", "ended")] + [("forms", forms.FORMS), ("n", I32), ("eps", F32)],
     align=True,
@@ -84,11 +85,11 @@ def slots_bytes(columns: int, d: int, tokens: int) -> int:
 
 
 def slots_columns(card: Card, segments: int, heads: int, d: int, tokens: int, whole: bool) -> int:
-    """State columns of a block of gdn_slots.cu, as many as leave a block for every multiprocessor; 0: there are too few
-    states for it. `whole`: it may be all columns of a head."""
+    """State columns of a block of gdn_slots.cu, as many as leave a block for every third multiprocessor: launches that
+    whole heads save are worth more than the others. 0: there are too few states. `whole`: a block may have a head."""
     for columns in (128, 64):
         fits = columns < d + whole and slots_bytes(columns, d, tokens) <= card.shared_block
-        if fits and segments * heads * (d // columns) >= card.multiprocessors:
+        if fits and _THIRD * segments * heads * (d // columns) >= card.multiprocessors:
             return columns
     return 0
 
