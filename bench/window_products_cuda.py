@@ -86,7 +86,7 @@ WINDOW_WAYS = (
     Tuning(together=True, rows=16),
     Tuning(together=True, rows=16, bulk=True),
     Tuning(together=True, rows=16, bulk=True, ring=4),
-    Tuning(together=True, bulk=True, ring=1),
+    Tuning(together=True, ring=8),
     Tuning(together=True, bulk=True, ring=2),
     Tuning(together=True, bulk=True, stages=2),
 )
