@@ -40,7 +40,7 @@ _WARP: Final = 32
 _WARPS: Final = 4
 _THREADS: Final = 128
 _KEYS: Final = 64
-_TILE_KEYS: Final = 128
+_TILE_KEYS: Final = 64
 _SCORED_QUERIES: Final = 64
 _SCORE_BLOCKS: Final = 528
 """Blocks of the scores of a window: four for each multiprocessor of a large card; each takes tiles in turn."""

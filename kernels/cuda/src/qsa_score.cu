@@ -4,8 +4,8 @@
 // each chain, so a thread that owns a dot has four sums and reads 16 bytes at a time.
 //
 // qsa_score        few rows: a block takes tiles of 64 keys of one row; grid (tiles at once, rows)
-// qsa_score_tile   many rows: 64 index queries (whole rows of them) against 128 keys, 16 dims at a time; a lane has one
-//                  chain of 16 x 8 dots, 24 loads of a word for 128 fma (qsa_prompt.cu says why). grid (tiles of keys,
+// qsa_score_tile   many rows: 64 index queries (whole rows of them) against 64 keys, 16 dims at a time; a lane has two
+//                  chains of 4 x 8 dots, 12 reads of two words for 64 fma (qsa_prompt.cu says why). grid (tiles of keys,
 //                  tiles of rows). Rows of one tile may belong to several slots: each run of rows of a slot is computed
 //                  with that slot's keys.
 // Rows whose blocks do not compete are left out, and their scores undefined.
@@ -17,7 +17,7 @@ constexpr int KEYS = 64;
 constexpr int SCORE_THREADS = 128;
 constexpr int TILE_THREADS = 256;
 constexpr int QUERIES = 64;
-constexpr int TILE_KEYS = 128;
+constexpr int TILE_KEYS = 64;
 constexpr int SLICE = 16;
 constexpr int PITCH = SLICE + 4;          // floats: eight rows begin in different banks
 constexpr int DOTS_PITCH = TILE_KEYS + 16;  // two rows likewise
@@ -85,40 +85,42 @@ struct Slices {
     float queries[QUERIES][PITCH], keys[TILE_KEYS][PITCH];
 };
 
-// The pieces of 16 bytes of a tile's slices that a thread copies: one of a query, two of keys.
+constexpr int DOTS = QUERIES * DOTS_PITCH, TWO_SLICES = 2 * sizeof(Slices) / sizeof(float);
+constexpr int TILE_FLOATS = DOTS > TWO_SLICES ? DOTS : TWO_SLICES;
+
+// The pieces of 16 bytes of a tile's slices that a thread copies: one of a query, one of a key.
 struct Copies {
     static constexpr int PIECES = SLICE / 4, EACH = TILE_THREADS / PIECES;
-    static_assert(EACH == QUERIES && 2 * EACH == TILE_KEYS, "a query and two keys a thread");
-    const float *query, *key[2];
+    static_assert(EACH == QUERIES && EACH == TILE_KEYS, "a query and a key a thread");
+    const float *query, *key;
     int row, x;
 
     // Queries and keys that are not there are the last ones again.
     DEVICE Copies(const float* iq, int queries, const Pages& pages, int slot, int first, int n)
         : row(threadIdx.x / PIECES), x(threadIdx.x % PIECES * 4) {
         query = iq + static_cast<long long>(min(row, queries - 1)) * pages.d + x;
-#pragma unroll
-        for (int i = 0; i < 2; i++) key[i] = pages.key(slot, first + min(row + i * EACH, n - 1)) + x;
+        key = pages.key(slot, first + min(row, n - 1)) + x;
     }
     DEVICE void start(Slices& to, int at) const {
         copy16(&to.queries[row][x], query + at);
-#pragma unroll
-        for (int i = 0; i < 2; i++) copy16(&to.keys[row + i * EACH][x], key[i] + at);
+        copy16(&to.keys[row][x], key + at);
         copies_commit();
     }
 };
 
-// Dots of all queries of the tile with n keys of a slot, to dots[query][key]. A warp has 32 x 32 of them. Lane: bits 0-1 the
-// chain, 2-3 the key mod 4, 4 the query mod 2. Dot (i, j) of a lane is key j ^ chain of its eight.
+// Dots of all queries of the tile with n keys of a slot, to dots[query][key]. A warp has 8 queries and all keys. Lanes 1 apart
+// differ in the query mod 2, lanes 4 apart in the two chains, the others in the key mod 8. Dot (i, j) of a lane is key
+// j ^ chains of its eight: what it keeps of an exchange of chains is in the same registers in every lane.
 DEVICE void tile_dots(Slices* slices, const float* iq, int queries, const Pages& pages, int slot, int first, int n,
                       float (*dots)[DOTS_PITCH]) {
-    constexpr int Q = 16, K = 8;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, chain = lane & 3;
-    const int query = (warp >> 2) * 32 + (lane >> 4), key = (warp & 3) * 32 + (lane >> 2 & 3);
-    float c[Q][K];
+    constexpr int Q = 4, K = 8;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, chains = lane >> 2 & 1;
+    const int query = warp * 2 * Q + (lane & 1), key = (lane >> 1 & 1) + (lane >> 3 << 1);
+    float c[Q][K][2];
 #pragma unroll
     for (int i = 0; i < Q; i++)
 #pragma unroll
-        for (int j = 0; j < K; j++) c[i][j] = 0.0f;
+        for (int j = 0; j < K; j++) c[i][j][0] = c[i][j][1] = 0.0f;
     const Copies copies(iq, queries, pages, slot, first, n);
     copies.start(slices[0], 0);
 #pragma unroll 1
@@ -126,42 +128,41 @@ DEVICE void tile_dots(Slices* slices, const float* iq, int queries, const Pages&
         copies_wait<0>();
         __syncthreads();
         if (at + SLICE < pages.d) copies.start(slices[u ^ 1], at + SLICE);
-        const float *q = &slices[u].queries[query][chain], *k[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) k[j] = &slices[u].keys[key + 4 * (j ^ chain)][chain];
+        const float *q = &slices[u].queries[query][2 * chains], *even = &slices[u].keys[key + 8 * chains][2 * chains],
+                    *odd = &slices[u].keys[key + 8 * (1 ^ chains)][2 * chains];
 #pragma unroll
         for (int x = 0; x < SLICE; x += 4) {
-            float a[Q], b[K];
+            float2 a[Q], b[K];
 #pragma unroll
-            for (int i = 0; i < Q; i++) a[i] = q[2 * i * PITCH + x];
+            for (int i = 0; i < Q; i++) a[i] = *reinterpret_cast<const float2*>(q + 2 * i * PITCH + x);
 #pragma unroll
-            for (int j = 0; j < K; j++) b[j] = k[j % 4][(j & 4) * 4 * PITCH + x];
+            for (int j = 0; j < K; j++)
+                b[j] = *reinterpret_cast<const float2*>((j % 2 ? odd : even) + j / 2 * 16 * PITCH + x);
 #pragma unroll
             for (int i = 0; i < Q; i++)
 #pragma unroll
-                for (int j = 0; j < K; j++) c[i][j] = fmaf(a[i], b[j], c[i][j]);
+                for (int j = 0; j < K; j++) {
+                    c[i][j][0] = fmaf(a[i].x, b[j].x, c[i][j][0]);
+                    c[i][j][1] = fmaf(a[i].y, b[j].y, c[i][j][1]);
+                }
         }
     }
     __syncthreads();  // the dots lie where the slices were
 #pragma unroll
-    for (int i = 0; i < Q; i++) {
+    for (int i = 0; i < Q; i++)
 #pragma unroll
-        for (int j = 0; j < K; j += 2) c[i][j] = c[i][j] + __shfl_xor_sync(ALL, c[i][j + 1], 1);
-#pragma unroll
-        for (int j = 0; j < K; j += 4) {
-            c[i][j] = c[i][j] + __shfl_xor_sync(ALL, c[i][j + 2], 2);
-            dots[query + 2 * i][key + 4 * (j + chain)] = c[i][j];
+        for (int j = 0; j < K; j += 2) {
+            const float mine = c[i][j][0] + c[i][j][1], theirs = c[i][j + 1][0] + c[i][j + 1][1];
+            dots[query + 2 * i][key + 8 * (j ^ chains)] = mine + __shfl_xor_sync(ALL, theirs, 4);
         }
-    }
     __syncthreads();
 }
 
-KERNEL void __launch_bounds__(TILE_THREADS, 1)
+KERNEL void __launch_bounds__(TILE_THREADS, 2)
     qsa_score_tile(const float* block, const int* tables, const int* slots, const int* positions, const float* iq,
                    float* scores, int stride, int pages_of_a_slot, int heads, int d, int r, int picked, int rows) {
     inputs_ready();
-    __shared__ __align__(16) float memory[QUERIES * DOTS_PITCH];
-    static_assert(sizeof(memory) >= 2 * sizeof(Slices), "the slices lie where the dots are then");
+    __shared__ __align__(16) float memory[TILE_FLOATS];  // first slices, then dots
     Slices* slices = reinterpret_cast<Slices*>(memory);
     float(*dots)[DOTS_PITCH] = reinterpret_cast<float(*)[DOTS_PITCH]>(memory);
     const Pages pages = {block, tables, pages_of_a_slot, r, d};
