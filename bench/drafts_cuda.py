@@ -129,6 +129,8 @@ def measure(runner: CudaRunner, prompt: np.ndarray, rows: list[int], n: int, con
             spent, offered, said = Text(runner, prompt, HOWS["greedy"]).proposed(n // 2, most)
             records.append(Record.of(f"{most} proposals behind a window", "ms", ms(spent)))
             console.print(f"of {offered} first proposals the model said {said} as well")
+    cost = runner.cost
+    records.append(Record.of("host work for a window with drafts", "us", [1e6 * cost.verifying / cost.verified]))
     return records
 
 

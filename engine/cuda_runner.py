@@ -23,6 +23,7 @@ from strata.engine.device.driver import Array, Driver
 from strata.engine.draft.accept import n_kept
 from strata.engine.flags import AUTO_BESIDE
 from strata.engine.model import Rows
+from strata.engine.model.card_drafter import CardDrafts
 from strata.engine.model.resident import AUTO_CHUNKS, WINDOW_ROWS, Resident
 from strata.engine.model.window import Draw, Ticket, penalises
 from strata.engine.options import Options, Refused
@@ -39,13 +40,20 @@ _NOTHING = np.empty(0, np.int32)
 
 @dataclass(slots=True)
 class WindowCost:
-    """What the host does between two waits, over windows that were started ahead. Seconds."""
+    """What the host does between two waits, over windows that were started ahead. Seconds.
+
+    verified   windows with drafts · verifying: what the host did for them beside waiting · replayed: states of slots
+               that were taken back behind them
+    """
 
     windows: int = 0
     seconds: float = 0.0
     longest: float = 0.0
     ahead: int = 0
     dropped: int = 0
+    verified: int = 0
+    verifying: float = 0.0
+    replayed: int = 0
     _left: float = field(default=0.0)
 
     def enter(self, counts: bool) -> None:
@@ -62,9 +70,15 @@ class WindowCost:
 
     def __str__(self) -> str:
         mean = self.seconds / self.windows if self.windows else 0.0
-        return (
+        said = (
             f"host work {mean * 1e6:.0f} us a window over {self.windows} windows, at most {self.longest * 1e6:.0f} us; "
             f"{self.ahead} windows started ahead, {self.dropped} of them for nothing"
+        )
+        if not self.verified:
+            return said
+        each = self.verifying / self.verified
+        return (
+            f"{said}; {self.verified} windows with drafts, {each * 1e6:.0f} us each, {self.replayed} states taken back"
         )
 
 
@@ -136,10 +150,12 @@ class CudaRunner:
                 kv=options.kv,
                 table=options.ple_io,
                 chunks=[chunk] if chunk else AUTO_CHUNKS,
-                verify=min(max(options.spec, 1 + options.lookup), WINDOW_ROWS),
-                draft=draft,
-                draft_slots=options.draft_slots,
-                draft_context=options.draft_context,
+                drafts=CardDrafts(
+                    min(max(options.spec, 1 + options.lookup), WINDOW_ROWS),
+                    draft,
+                    options.draft_slots,
+                    options.draft_context,
+                ),
             )
         except DeviceError as error:
             raise Refused(f"--device cuda: {error}") from None
@@ -266,6 +282,7 @@ class CudaRunner:
         return self.drafter.propose(row.slot, len(row.tokens), most, min_p)
 
     def verify(self, rows: Sequence[Row]) -> list[list[int]]:
+        begun = time.perf_counter()
         self._forget()
         fed = Rows.of([(row.slot, row.position, row.fed) for row in rows])
         self._model.check(fed, self.state)
@@ -273,7 +290,9 @@ class CudaRunner:
         self.state.reserve_all(lengths)
         draws = [_draw_behind(row, i) for row in rows for i in range(1 + len(row.drafts))]
         ticket = self._windows.verify(fed, draws)
+        waited = time.perf_counter()
         ids, said = ticket.wait(), []
+        self.cost.verifying -= time.perf_counter() - waited
         for row, (slot, begin, end) in zip(rows, fed.segments.tolist(), strict=True):
             own = ids[begin:end]
             n = n_kept(row.drafts, own)
@@ -281,12 +300,15 @@ class CudaRunner:
                 raise RuntimeError(f"the logits of slot {slot} before {row.position + n} are not finite")
             if begin + n < end:
                 self._windows.replay(ticket, slot, begin, n)
+                self.cost.replayed += 1
             self.state.advance(slot, n)
             if self.drafter is not None:
                 drafts, likely = ticket.drafts()
                 last = begin + n - 1
                 self.drafter.kept(slot, last, n, row.position + n + 1, drafts[last], likely[last])
             said.append(own[:n])
+        self.cost.verified += 1
+        self.cost.verifying += time.perf_counter() - begun
         return said
 
     def _decided(self, ids: list[int]) -> list[int]:

@@ -14,21 +14,57 @@ Cost     a step is a graph of one layer and the output matrix, and a wait
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 
+from strata.engine.device.base import StateMemory
 from strata.engine.device.cuda import CudaDevice, Staging
 from strata.engine.device.driver import Array, Graph
 from strata.engine.draft.book import DraftBook
-from strata.engine.model.draft import DRAFT_ROWS, DraftLayer
+from strata.engine.model.draft import DRAFT_ROWS, DraftLayer, draft_spec
 from strata.engine.model.rows import Rows
-from strata.kernels.cuda.draft import draft_tokens, likeliest
+from strata.engine.pack import DraftPack, ModelSpec
+from strata.engine.state.slots import StatePool, estimate_bytes
+from strata.kernels.cuda.draft import draft_tokens, keep_rows, likeliest
 from strata.kernels.ops import I32
 
 _STEP_INTS: Final = 3
 """Token, position, slot."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CardDrafts:
+    """What a card has of drafts.
+
+    verify    rows of a verify window at most, 1: there are none
+    layer     the draft layer, None without one
+    slots     pool slots that it follows, of so many batch slots
+    context   rows that it holds of each
+    """
+
+    verify: int = 1
+    layer: DraftPack | None = None
+    slots: Callable[[int], int] = lambda n: 1 + n
+    context: int = 0
+
+    @property
+    def spec(self) -> ModelSpec | None:
+        """The model that the layer alone would be."""
+        return None if self.layer is None else draft_spec(self.layer.pack.spec, self.layer.spec.ratio)
+
+    def pages(self, n_slots: int, kv: str, memory: StateMemory) -> StatePool | None:
+        """The layer's pages with so many batch slots."""
+        spec = self.spec
+        return None if spec is None else StatePool(spec, self.slots(n_slots), self.context, kv=kv, memory=memory)
+
+    def page_bytes(self, n_slots: int, kv: str) -> int:
+        """Bytes of `pages`."""
+        spec = self.spec
+        return 0 if spec is None else estimate_bytes(spec, self.slots(n_slots), self.context, kv=kv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +96,8 @@ class CardDrafter:
         self._fed = device.fixed(4 * spec.wide).view(np.float32).reshape(1, spec.streams, spec.hidden)
         self._step = device.fixed(4 * _STEP_INTS).view(np.int32)
         self._said = device.fixed(8).view(np.int32)
-        self._landing = driver.pinned(8).view(np.int32)
-        self._download = driver.downloader(self._landing, self._said)
+        self._landings = driver.pinned(8 * most_rows).view(np.int32).reshape(most_rows, 2)
+        self._downloads = [driver.downloader(landing, self._said) for landing in self._landings]
         self._event = driver.event()
         self._staging = Staging(driver, 4 * max(2 * most_rows, _STEP_INTS))
         self._graphs: dict[int | None, Graph] = {}
@@ -104,7 +140,7 @@ class CardDrafter:
         own = Rows(tokens, self._positions[:n], rows.slots, rows.segments)
         out = self._layer(x, own, self.book.state)
         likeliest(kernels.workspace, self._layer.logits(out), drafts, p, self._layer.names)
-        self._device.driver.copy(self._carry[:n], out)
+        keep_rows(out, self._carry[:n])
 
     def kept(self, slot: int, row: int, n: int, at: int, draft: int, p: float) -> None:
         """n rows of a slot stay, the last of which is `row` of the window; `draft` is for position `at`."""
@@ -120,14 +156,17 @@ class CardDrafter:
         if first is None or (first.at, first.epoch) != (at, self.book.epoch(slot)) or not most:
             return []
         found, p, begin = [first.id], first.p, self.book.state.length(slot)
-        while first.row is not None and len(found) < most and p >= min_p and begin + len(found) <= self.book.most:
-            place = begin + len(found) - 1
-            self.book.state.reserve(slot, len(found))
-            if len(found) == 1:
-                self._device.copy(self._fed, self._carry[first.row : first.row + 1])
-                self._staging.upload(self._step, np.array([first.id, place, slot], np.int32))
-            token, p = self._stepped(place)
-            found.append(token)
+        most = min(most, 1 + self.book.most - begin)
+        if first.row is None or most < 2 or p < min_p:
+            return found
+        self.book.state.reserve(slot, most - 1)
+        self._device.copy(self._fed, self._carry[first.row : first.row + 1])
+        self._staging.upload(self._step, np.array([first.id, begin, slot], np.int32))
+        at_once = most - 1 if min_p <= 0 else 1  # without a bar there is nothing to wait for in between
+        while len(found) < most and p >= min_p:
+            steps = self._stepped(begin + len(found) - 1, at_once)
+            found += [token for token, _ in steps]
+            _, p = steps[-1]
         return found
 
     def copied(self, source: int, target: int) -> None:
@@ -138,20 +177,22 @@ class CardDrafter:
         """Capture the steps. Slot 0 must have a page."""
         for bound in dict.fromkeys([self._budget if self._budget < self.book.most else None, None]):
             self._staging.upload(self._step, np.zeros(_STEP_INTS, np.int32))
-            self._stepped(0 if bound is not None else self._budget)
+            self._stepped(0 if bound is not None else self._budget, 1)
 
-    def _stepped(self, place: int) -> tuple[int, float]:
-        """One step from what is in the buffers: the token, and how likely it is."""
-        bound = self._budget if place < self._budget < self.book.most else None
-        if bound not in self._graphs:
-            self._compute_step(bound)
-            self._graphs[bound] = self._device.driver.capture(lambda: self._compute_step(bound))
-        else:
-            self._graphs[bound].launch()
-        self._download()
+    def _stepped(self, place: int, n: int) -> list[tuple[int, float]]:
+        """n steps from what is in the buffers, the first at `place`: tokens, and how likely they are."""
+        for i in range(n):
+            bound = self._budget if place + i < self._budget < self.book.most else None
+            if bound not in self._graphs:
+                self._compute_step(bound)
+                self._graphs[bound] = self._device.driver.capture(partial(self._compute_step, bound))
+            else:
+                self._graphs[bound].launch()
+            self._downloads[i]()
         self._event.record()
         self._event.wait()
-        return int(self._landing[0]), float(self._landing[1:].view(np.float32)[0])
+        landed = self._landings[:n]
+        return list(zip(landed[:, 0].tolist(), landed[:, 1].view(np.float32).tolist(), strict=True))
 
     def _compute_step(self, bound: int | None) -> None:
         """The work of a step, which leaves token, position and residual of the next one where it reads them."""
@@ -163,4 +204,4 @@ class CardDrafter:
         ids, p = self._said[:1], self._said[1:].view(np.float32)
         logits = self._layer.logits(out)
         likeliest(device.kernels.workspace, logits, ids, p, self._layer.names, (token, position))
-        device.driver.copy(self._fed, out)
+        keep_rows(out, self._fed)

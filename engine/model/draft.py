@@ -33,7 +33,7 @@ from strata.kernels.formats import BY_NAME, Weight
 from strata.kernels.ops import F32, I32, Rope
 from strata.kernels.reference.linear import dequantize
 
-DRAFT_ROWS: Final = 512
+DRAFT_ROWS: Final = 1024
 """Rows of a pass at most: a prompt chunk is read in pieces, so the layer needs little memory."""
 
 

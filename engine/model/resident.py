@@ -22,16 +22,16 @@ from strata.engine.device.cuda import CudaDevice
 from strata.engine.device.meter import Meter
 from strata.engine.draft.book import DraftBook
 from strata.engine.log import log
-from strata.engine.model.card_drafter import CardDrafter
-from strata.engine.model.draft import DRAFT_ROWS, DraftLayer, draft_spec
+from strata.engine.model.card_drafter import CardDrafter, CardDrafts
+from strata.engine.model.draft import DRAFT_ROWS, DraftLayer
 from strata.engine.model.model import Model, bind
 from strata.engine.model.rows import Rows
 from strata.engine.model.tape import tape_bytes
 from strata.engine.model.weights import rope_table
 from strata.engine.model.window import Layout, Windows
-from strata.engine.pack import DraftPack, Pack
+from strata.engine.pack import Pack
 from strata.engine.state.plan import StatePlan
-from strata.engine.state.slots import StatePool, estimate_bytes
+from strata.engine.state.slots import StatePool
 from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.cuda.sample import MAX_RECENT
 
@@ -40,6 +40,7 @@ RESERVE: Final = 512 * MIB
 """VRAM that stays free: the driver's share of graphs and kernels, and the desktop."""
 TABLE_ROOM: Final = 3 << 30
 """VRAM that must remain for the workspace when `auto` puts the n-gram table into VRAM."""
+NO_DRAFTS: Final = CardDrafts()
 AUTO_CHUNKS: Final = (8192, 4096, 2048, 1024, 512, 256, 128, 64, 32)
 """Prompt chunks that are tried; the largest that fits wins."""
 
@@ -52,8 +53,7 @@ class Resident:
     table     where the n-gram table goes: vram, ram, auto
     chunks    prompt chunks to try, largest first; none of them longer than the context
     logits    rows of a pass whose logits are wanted, at most
-    verify    rows of a verify window at most, 1: there are none
-    draft     the draft layer · draft_slots: pool slots that it follows with so many batch slots · draft_context: rows
+    drafts    what there is of them
     """
 
     def __init__(
@@ -70,44 +70,32 @@ class Resident:
         chunks: Sequence[int] = AUTO_CHUNKS,
         logits: int = 1,
         reserve: int = RESERVE,
-        verify: int = 1,
-        draft: DraftPack | None = None,
-        draft_slots: Callable[[int], int] = lambda n: 1 + n,
-        draft_context: int = 0,
+        drafts: CardDrafts = NO_DRAFTS,
     ) -> None:
         self.device = device
-        self._verify = verify
+        self._verify = drafts.verify
         meter = Meter(device.sides)
         rope = rope_table(pack.spec, max_context, meter)
         embedding, head, _ = bind(pack, meter, rope)
-        if draft is not None:
-            DraftLayer(draft, meter, rope, (embedding, head))
-        draft_context = draft_context or max_context
-        drafts = None if draft is None else draft_spec(pack.spec, draft.spec.ratio)
+        if drafts.layer is not None:
+            DraftLayer(drafts.layer, meter, rope, (embedding, head))
 
         def measure(slots: int, checkpoints: int) -> None:
             StatePool(pack.spec, slots, max_context, kv=kv, memory=meter, n_checkpoints=checkpoints)
-            if drafts is not None:
-                StatePool(drafts, draft_slots(slots - 1), draft_context, kv=kv, memory=meter)
+            drafts.pages(slots - 1, kv, meter)
 
         measure(n_slots, n_checkpoints)
         self.expert_bytes = meter.experts
         self._place_table(meter, table)
         if plan is not None:
-            of_drafts = 0 if drafts is None else estimate_bytes(drafts, draft_slots(WINDOW_ROWS), draft_context, kv=kv)
-            planned = plan(self._room_for_state(meter) - of_drafts)
+            planned = plan(self._room_for_state(meter) - drafts.page_bytes(WINDOW_ROWS, kv))
             n_slots, n_checkpoints, meter.state = 1 + planned.n_slots, planned.n_checkpoints, 0
             measure(n_slots, n_checkpoints)
         self._open_arenas(meter)
         self.model = Model(pack, device, max_context)
         self.state = self.model.new_state(n_slots, kv, n_checkpoints)
-        self.drafter: CardDrafter | None = None
-        if draft is not None:
-            layer = DraftLayer(draft, device, self.model.rope, self.model.ends)
-            pages = StatePool(layer.spec, draft_slots(n_slots - 1), draft_context, kv=kv, memory=device)
-            self.drafter = CardDrafter(device, layer, DraftBook(self.state, pages), WINDOW_ROWS)
-            self.state.copied = self.drafter.copied
-        if verify > 1:
+        self.drafter = self._drafter(drafts, n_slots - 1, kv)
+        if drafts.verify > 1:
             device.open_tape(tape_bytes(pack.spec, WINDOW_ROWS, ALIGNMENT))
         self.windows = Windows(self.model, self.state, device, WINDOW_ROWS, self.drafter)
         device.load()
@@ -119,6 +107,16 @@ class Resident:
         except BaseException:
             device.close()
             raise
+
+    def _drafter(self, drafts: CardDrafts, n_slots: int, kv: str) -> CardDrafter | None:
+        """The draft layer on the card, following the state; None without one."""
+        pages = drafts.pages(n_slots, kv, self.device)
+        if drafts.layer is None or pages is None:
+            return None
+        layer = DraftLayer(drafts.layer, self.device, self.model.rope, self.model.ends)
+        drafter = CardDrafter(self.device, layer, DraftBook(self.state, pages), WINDOW_ROWS)
+        self.state.copied = drafter.copied
+        return drafter
 
     def _place_table(self, meter: Meter, table: str) -> None:
         """Decide where the n-gram table goes."""
@@ -203,8 +201,10 @@ class Resident:
         for rows in range(1, WINDOW_ROWS + 1):
             self.windows.compute(Layout(rows, rows, rows))
             self.windows.compute(Layout(rows, 1, 1))
-            if self._verify > 1:
-                self.windows.compute(Layout(rows, 1, rows, verifies=True))
+            for segments in (
+                {1, max(1, rows // 2)} if self._verify > 1 else ()
+            ):  # a sequence, and slots with a draft each
+                self.windows.compute(Layout(rows, segments, rows, verifies=True))
 
     def _largest(self, chunk: int, logits: int) -> None:
         """The passes that need the most workspace."""

@@ -13,9 +13,10 @@ from strata.engine.options import Options
 from strata.engine.pack import Pack, open_draft, open_pack
 from strata.engine.runner import ModelRunner
 from strata.engine.schedule.ports import Row
+from strata.kernels.formats import Weight
 from strata.kernels.ops import Sampling
 
-LAYERS, CONTEXT, CHUNK = 4, 80, 18
+CONTEXT, CHUNK = 80, 18
 OPTIONS = Options(pack="", max_context=CONTEXT, prefill=CHUNK, spec=4, batch=2, mtp="", batch_mtp=True)
 GREEDY = Sampling()
 DRAWN = Sampling(temperature=1.0, top_k=40, seed=9)
@@ -24,16 +25,20 @@ PENALISED = Sampling(temperature=0.9, seed=12, penalty_repeat=1.4, penalty_prese
 
 @pytest.fixture(scope="module")
 def trunk(packs) -> Pack:
-    """A pack without its last layers: a block of every kind is left."""
+    """A pack of three of its layers: a block of every kind is left."""
     whole = open_pack(packs["tiny-q8_0"])
-    spec = whole.spec
 
     class Short(Pack):
         def __init__(self) -> None:
             self.__dict__ |= whole.__dict__
-            self.spec = replace(
-                spec, layers=LAYERS, recurrent=spec.recurrent[:LAYERS], ratios=spec.ratios[:LAYERS], index_budget=32
-            )
+            kinds = (True, True, False)
+            self.spec = replace(whole.spec, layers=len(kinds), recurrent=kinds, ratios=(0, 0, 4), index_budget=32)
+
+        def weight(self, name: str) -> Weight:
+            return super().weight(name.replace("blk.2.", "blk.3."))
+
+        def array(self, name: str) -> np.ndarray:
+            return super().array(name.replace("blk.2.", "blk.3."))
 
     return Short()
 
@@ -80,9 +85,9 @@ def plain(runner, slot: int, tokens: np.ndarray, how: Sampling, n: int) -> list[
     return got
 
 
-@pytest.mark.parametrize("how", [GREEDY, DRAWN, PENALISED], ids=["greedy", "drawn", "penalised"])
+@pytest.mark.parametrize("how", [GREEDY, PENALISED], ids=["greedy", "penalised"])
 def test_rejected_drafts_leave_no_trace_in_the_state_of_a_card(runner, host, how):
-    ids, n = prompt(26, 3), 20
+    ids, n = prompt(26, 3), 14
     whole = plain(host, 0, ids, how, n)
     assert plain(runner, 1, ids, how, n) == whole
     assert runner.state.state_bytes(1) == host.state.state_bytes(0)
@@ -98,11 +103,12 @@ def test_rejected_drafts_leave_no_trace_in_the_state_of_a_card(runner, host, how
     assert tokens == whole
     assert runner.state.state_bytes(0) == host.state.state_bytes(0)
     runner.state.check()
+    assert "windows with drafts" in runner.costs and runner.cost.replayed > 0
 
 
 def test_slots_of_one_verify_window_keep_what_each_of_them_says(runner, host):
     asked = [(1, prompt(5, 1), GREEDY), (2, prompt(21, 2), DRAWN)]
-    wholes = [plain(host, slot, ids, how, 12) for slot, ids, how in asked]
+    wholes = [plain(host, slot, ids, how, 8) for slot, ids, how in asked]
     tokens = {slot: begin(runner, slot, ids, how) for slot, ids, how in asked}
     turn = 0
     while any(len(tokens[slot]) < len(whole) for (slot, _, _), whole in zip(asked, wholes, strict=True)):
@@ -124,13 +130,13 @@ def test_proposals_are_those_of_the_host(runner, host):
     found = []
     for each in (host, runner):
         tokens, proposed = begin(each, 0, prompt(30, 5), GREEDY), []
-        for _ in range(6):
+        for _ in range(4):
             drafts = each.propose(row(0, tokens, GREEDY), 3, 0.0)
             proposed.append(drafts)
             tokens += each.verify([row(0, tokens, GREEDY, drafts)])[0]
         found.append((tokens, proposed, each.drafter.book.state.digest(0)))
     assert found[0] == found[1]
-    assert [len(drafts) for drafts in found[0][1]] == [0, 3, 3, 3, 3, 3]
+    assert [len(drafts) for drafts in found[0][1]] == [0, 3, 3, 3]
     assert all(token % 7 for drafts in found[0][1] for token in drafts), "a draft from outside of its vocabulary"
 
 
@@ -138,7 +144,9 @@ def test_an_unlikely_proposal_ends_the_chain(runner):
     tokens = begin(runner, 0, prompt(9, 6), GREEDY)
     tokens += runner.verify([row(0, tokens, GREEDY)])[0]
     assert len(runner.propose(row(0, tokens, GREEDY), 3, 1.1)) == 1
-    assert len(runner.propose(row(0, tokens, GREEDY), 3, 0.0)) == 3
+    drafts = runner.propose(row(0, tokens, GREEDY), 3, 0.0)
+    assert len(drafts) == 3
+    assert runner.propose(row(0, tokens, GREEDY), 3, 1e-9) == drafts, "waiting for each step gives other drafts"
     assert runner.propose(row(0, [*tokens, 1], GREEDY), 3, 0.0) == []
 
 
