@@ -59,6 +59,8 @@ PIECE_ROOM: Final = 12 << 10
 """Bytes for the terms of a strip."""
 STRIPS_OF_ROOM: Final = 3
 """Strips that the room for terms holds at least, if it is small."""
+ENOUGH_STRIPS: Final = 4
+"""Held at once: fewer let warps wait for a place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,12 +263,12 @@ class _Cut:
         """Rows of a block; of DOWN each with the rows of all its pairs."""
         self.tokens = min(job.n, (self.each - 1) // job.matrix_rows[0] + 2)
         self.pairs = self.tokens * job.used if job.mode == DOWN else job.n * job.used
-        times = job.used if job.mode == DOWN else 1
-        self.segments = min(self.pairs if job.mode == DOWN else sources, self.each * times)
+        self.all_rows = self.each * (job.used if job.mode == DOWN else 1)
+        self.segments = min(self.pairs if job.mode == DOWN else sources, self.all_rows)
         self.spans = self._spans()
         self.items = job.cols // ACTIVATION_BLOCK // self.spans
         self.strip = self._strip()
-        self.strips = self.each * times // self.strip + self.segments
+        self.strips = self.all_rows // self.strip + self.segments
         self.all_turns = self.strips * self.turns(self.strip) * job.halves
         self.weight_bytes = self.each * job.kind.row_bytes(job.cols)
 
@@ -302,16 +304,21 @@ class _Cut:
         if job.kind.block == 64:
             return 4 if spans % 4 == 0 else 2
         fits = [s for s in SMALL_SPANS if spans % s == 0]
-        of_block = self.each * job.halves * (job.used if job.mode == DOWN else 1) * spans
+        of_block = self.all_rows * job.halves * spans
         return next((s for s in fits if of_block >= ENOUGH_TURNS * LANES * s), fits[-1])
 
     def _strip(self) -> int:
-        """Rows of a strip: as many as the room allows, or fewer that leave fewer lanes empty."""
+        """Rows of a strip: so many that the table holds enough strips, few lanes are empty, and many have a sum."""
         job = self.job
+        row = 4 * job.halves * job.columns * self.term_pitch
         room = job.tuning.piece_room or min(PIECE_ROOM, self.terms_room // STRIPS_OF_ROOM)
-        room //= 4 * job.halves * job.columns * self.term_pitch
-        most = max(1, min(LANES // job.halves // job.columns, room, self.each))
-        return min(range(1, most + 1), key=lambda rows: (self._turns_of_all(rows), -rows))
+        most = max(1, min(LANES // job.halves // job.columns, room // row, self.each))
+
+        def cost(rows: int) -> tuple[bool, int, int]:
+            few = self.terms_room // (rows * row) < min(-(-self.all_rows // rows), ENOUGH_STRIPS)
+            return few, self._turns_of_all(rows), -rows
+
+        return min(range(1, most + 1), key=cost)
 
     def _turns_of_all(self, strip: int) -> int:
         whole, left = divmod(self.each, strip)
