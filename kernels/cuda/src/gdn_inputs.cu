@@ -3,7 +3,8 @@
 // gdn_inputs   a warp has RUN consecutive rows of a head: c = silu(convolution); queries and keys to unit vectors; decay and
 //              strength. The inputs of a run are read together, once where the run lies in one segment
 // Constants    HEAD_SIZE = D, TAPS
-// Shapes   c like p: (n, 2*K*D + V*D) queries, keys, values, the first two in the order of gdn_order.cuh; decay, beta (n, V); ops.Gdn for the rest
+// Shapes   c like p: (n, 2*K*D + V*D) queries, keys, values, the first two in the order of gdn_order.cuh; decay, beta (n, V);
+//          ops.Gdn for the rest
 #include "gdn_window.cuh"
 #include "gdn_order.cuh"
 

@@ -9,7 +9,8 @@
 // The outputs of eight tokens are summed over the groups together, each lane keeping one of them: seven exchanges instead
 // of 24. Tokens arrive 16 at a time by asynchronous copies, two tiles deep.
 // Constants   HEAD_SIZE = D, TAPS
-// Shapes   as in gdn_inputs.cu; o (n, V*D); state (slots, V, D, D), conv (slots, kernel - 1, channels), in place or to another row
+// Shapes   as in gdn_inputs.cu; o (n, V*D); state (slots, V, D, D), conv (slots, kernel - 1, channels), in place or to another
+//          row
 // Why      16 columns a block: 48 heads of 128 are 384 blocks of 4 warps, which spread over 132 multiprocessors to
 //          within 3 % of even; 32 columns leave a quarter of them idle.
 // Source   the order of every sum is that of `ops.Kernels.gdn`
@@ -20,8 +21,8 @@ constexpr int COLUMNS = 16;
 constexpr int TOKENS = 16;
 constexpr int SCAN_THREADS = GROUPS * COLUMNS;
 
-// Shared memory of a scan block. Between the halves of a vector (gdn_order.cuh) is a gap, so that what half a warp reads lies
-// in different banks.
+// Shared memory of a scan block. Between the halves of a vector (gdn_order.cuh) is a gap, so that what half a warp reads
+// lies in different banks.
 struct Shape {
     static constexpr int VECTOR_HALF = D / 2 + (ROWS == 16 ? 4 : ROWS == 8 ? 16 : 0);
     static constexpr int VECTOR = 2 * VECTOR_HALF;

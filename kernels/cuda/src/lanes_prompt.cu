@@ -260,7 +260,8 @@ KERNEL __launch_bounds__(THREADS, 1) void lanes_prompt(PARAMETER Arguments a) {
     u8* inputs = memory + STAGES * SLOT;
     Mail& mail = *(Mail*)(inputs + (RESIDENT ? stages * STEPS * X_STEP : 0));
 
-    const int own = tid >> 4, column = begin + min(own, count - 1), input = MODE == DENSE ? column : a.order[column] / a.divide;
+    const int own = tid >> 4, column = begin + min(own, count - 1);
+    const int input = MODE == DENSE ? column : a.order[column] / a.divide;
     const u8* own_input = (const u8*)(a.x + (long long)input * a.cols);
     Loader<TYPE> w(a.cols);
     Loader<F32> x(a.cols);

@@ -2,13 +2,13 @@
 //
 // qsa_keys_row    a block is one part of a row. A lane has two of the four chains of 8 tokens x HEADS / 2 query heads (4 x
 //                 HEADS where HEADS is odd). Also the largest score of each head and part
-// qsa_values_row  a block is a row and HEADS query heads; a warp takes a part, D / 32 dims of all heads a lane, and the block
-//                 joins the parts of its warps in order
+// qsa_values_row  a block is a row and HEADS query heads; a warp takes a part, D / 32 dims of all heads a lane, and the
+//                 block joins the parts of its warps in order
 // Why two chains: shared memory gives 128 bytes a turn, and takes one turn for two words a lane where neighbouring lanes (or
 //                 those two apart) ask for the same two. So 96 sums take 14 turns; of one chain 20, of whole dots 20.
 //
-// Constants   HEAD_SIZE = D, HEADS, KEYS, VALUES, ROWS_OF_A_BLOCK; of qsa_values_row: VALUES_AHEAD, pairs of tokens under way, and VALUES_BLOCKS of a
-//             multiprocessor
+// Constants   HEAD_SIZE = D, HEADS, KEYS, VALUES; ROWS_OF_A_BLOCK; of qsa_values_row VALUES_AHEAD, pairs of tokens under way,
+//             and VALUES_BLOCKS, rows on a multiprocessor
 #include "attend.cuh"
 
 #ifndef HEAD_SIZE
@@ -177,8 +177,8 @@ struct Place {
         group = HEAD_SETS == 2 ? lane >> 1 & 1 | lane >> 3 << 1 : lane & 3 | lane >> 3 << 2;
     }
     DEVICE int head(int h) const { return h * HEAD_SETS + heads; }
-    // Sum t of a lane is this one of its warp's tokens: what a lane keeps of an exchange of chains is in the same registers in
-    // every lane.
+    // Sum t of a lane is this one of its warp's tokens: what a lane keeps of an exchange of chains is in the same registers
+    // in every lane.
     DEVICE int token(int t) const { return group + TOKEN_GROUPS * (t ^ chains); }
 };
 

@@ -108,9 +108,9 @@ struct Copies {
     }
 };
 
-// Dots of all queries of the tile with n keys of a slot, to dots[query][key]. A warp has 8 queries and all keys. Lanes 1 apart
-// differ in the query mod 2, lanes 4 apart in the two chains, the others in the key mod 8. Dot (i, j) of a lane is key
-// j ^ chains of its eight: what it keeps of an exchange of chains is in the same registers in every lane.
+// Dots of all queries of the tile with n keys of a slot, to dots[query][key]. A warp has 8 queries and all keys. Lanes 1
+// apart differ in the query mod 2, lanes 4 apart in the two chains, the others in the key mod 8. Dot (i, j) of a lane is
+// key j ^ chains of its eight: what it keeps of an exchange of chains is in the same registers in every lane.
 DEVICE void tile_dots(Slices* slices, const float* iq, int queries, const Pages& pages, int slot, int first, int n,
                       float (*dots)[DOTS_PITCH]) {
     constexpr int Q = 4, K = 8;
