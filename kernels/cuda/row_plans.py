@@ -326,8 +326,9 @@ class _Cut:
 
     def plan(self, way: _Way) -> RowPlan:
         job, kind, tuning = self.job, self.job.kind, self.job.tuning
-        warps = tuning.warps or min(way.warps, max(4, _round(self.all_turns, 4)))
-        depth = min(tuning.depth or way.depth, max(1, -(-self.all_turns // warps)))  # no more than there is to copy
+        turns = self._turns_of_all(self.strip) * job.halves * (self.all_rows // self.each)
+        warps = tuning.warps or min(way.warps, max(4, _round(turns, 4)))
+        depth = min(tuning.depth or way.depth, -(-turns // warps))  # no more than there is to copy
         inputs = self.pairs if job.mode == DOWN else job.n
         extra = NEIGHBOURS - 1 if self.items > NEIGHBOURS and self.items % NEIGHBOURS else 0
         input_pitch, scale_pitch = (
