@@ -1,7 +1,7 @@
 // The product of quantised weights with many rows (a prompt) on a card whose matrix steps take four warps together (compute
 // capability 9.0). Order of summation: ops.py, `product`. The bits are those of product_prompt.cu.
 //
-// A warp computes 16 weight rows times all BN activation rows of the block. Its weights go from raw bytes, a chunk of 256
+// A warp computes 16 weight rows (GATE_UP: eight of gate and the same eight of up) times all BN activation rows of the block. Its weights go from raw bytes, a chunk of 256
 // columns ahead, to int8 in its own part of shared memory and on to registers: no other warp has them. Activations of STEP
 // columns lie in two places in turn for all warps. A unit is a group of the row times PART columns: its matrix steps are under
 // way while the sums of the unit before are added.
@@ -61,15 +61,6 @@ static_assert(BN * LINE_H * 4 <= AT_SOURCE, "a tile of results does not fit wher
 #define SCALE_UP 0x74800000u                                 // 2^106
 #define LIFT_OF_SCALE (F::GROUP == 16 ? 0x00040000u : 0x00080000u)  // 2^-131, 2^-130: BIAS * 2^-149
 
-// Row r of a tile. GATE_UP: of a warp's 16, eight of gate, then the same eight of up, so that one thread has both.
-DEVICE const u8* row_of(const Work& w, int tile, int r, int row_bytes) {
-    if (MODE == GATE_UP) {
-        const int row = min(w.row + tile * ROWS + (r >> 4) * 8 + (r & 7), w.rows - 1);
-        return (r & 8 ? w.second : w.first) + row * (long long)row_bytes;
-    }
-    return w.first + min(w.row + tile * ROWS + r, w.rows - 1) * (long long)row_bytes;
-}
-
 // Where each column's row begins, in int8.
 DEVICE void find_sources(u8* shared, const Arguments& a, const Work& w) {
     for (int c = threadIdx.x; c < BN; c += THREADS) {
@@ -104,7 +95,10 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int parity, i
         for (int begin = 0; begin < QS; begin += SOME) {
             u32 at[SOME];
 #pragma unroll
-            for (int i = 0; i < SOME; i++) at[i] = source[min(first + (begin + i) * AT_ONCE_Q, BN - 1)];
+            for (int i = 0; i < SOME; i++) {
+                const int column = first + (begin + i) * AT_ONCE_Q;
+                at[i] = source[BN % (SOME * AT_ONCE_Q) ? min(column, BN - 1) : column];
+            }
 #pragma unroll
             for (int i = 0; i < SOME; i++)
                 if (begin + i < QS && (WHOLE || first + (begin + i) * AT_ONCE_Q < columns))
@@ -113,11 +107,11 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int parity, i
     }
     if (STEP * step + 32 * s < a.cols) {
         const float* from = a.d + 4 * step + s;
-        float* to = (float*)(inputs + 8 * PIECE) + s * LINE;
+        float* to = (float*)(inputs + 8 * PIECE) + s * LINE + place_of(own);
 #pragma unroll
         for (int i = 0; i < DS; i++) {
-            const int column = own + i * AT_ONCE_D;
-            if (WHOLE || column < columns) copy4(to + place_of(column), from + source[column] / 32);
+            const int column = own + i * AT_ONCE_D;  // whole lines of 16 further
+            if (WHOLE || column < columns) copy4(to + i * AT_ONCE_D, from + source[column] / 32);
         }
     }
     if (F::OFFSET) {
@@ -144,20 +138,23 @@ struct Rows {
     int fetched;            // chunks
     u32 low, high;          // address bits of the thread's rows of the tile that is unpacked
 
-    // Asynchronous copies of the raw bytes of the next chunk; LANES neighbours copy a row, 16 bytes each.
+    // Asynchronous copies of the raw bytes of the next chunk; LANES neighbours copy a row, 16 bytes each. Rows past the
+    // matrix are not copied: nobody stores their results.
     DEVICE void fetch() {
         enum { MOST = (CHUNK_BYTES + 30) / 16, LANES = MOST <= 8 ? 8 : MOST <= 16 ? 16 : 32, AT_ONCE = 32 / LANES };
         const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
         const int first = lane / LANES, piece = 16 * (lane % LANES), at = chunk.at * CHUNK_BYTES;
         const int bytes = F::BLOCK == 256 ? (int)CHUNK_BYTES : min((int)CHUNK_BYTES, row_bytes - at);
-        u8* to = raw + (fetched & 1) * RAW + piece;
+        const int row = w.row + chunk.tile * ROWS + (MODE == GATE_UP ? 8 : 16) * warp + first;
+        u8* to = raw + (fetched & 1) * RAW + first * PITCH + piece;
+        const u32 begin = (u32)row * row_bytes + at;
         if (chunk.tile < w.tiles)
 #pragma unroll
-            for (int i = 0; i < 16 / AT_ONCE; i++) {
-                const int row = first + i * AT_ONCE;
-                const u8* from = row_of(w, chunk.tile, 16 * warp + row, row_bytes) + at;
-                const int shift = (int)((u64)from & 15);
-                if (piece < shift + bytes) copy16(to + row * PITCH, from - shift + piece);
+            for (int i = 0; i < 16; i += AT_ONCE) {
+                const int r = MODE == GATE_UP ? i & 7 : i;  // of a warp's 16 rows, eight are of gate, then eight of up
+                const u64 from = (u64)(MODE == GATE_UP && i >= 8 ? w.second : w.first) + (begin + (u32)(r * row_bytes));
+                if (row + r < w.rows && piece < (int)(from & 15) + bytes)
+                    copy16(to + i * PITCH, (const u8*)(from & ~15ull) + piece);
             }
         chunk = chunk.after(chunks), fetched++;
     }
@@ -167,9 +164,9 @@ struct Rows {
     DEVICE void unpack(Place step, int parity) {
         const int g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3, upper = 4 * (step.at & 1);
         if (step.at == 0) {
-            const int row = 16 * (threadIdx.x >> 5) + g;
-            low = (u32)(u64)row_of(w, step.tile, row, row_bytes);
-            high = (u32)(u64)row_of(w, step.tile, row + 8, row_bytes);
+            const int row = w.row + step.tile * ROWS + (MODE == GATE_UP ? 8 : 16) * (threadIdx.x >> 5) + g;
+            low = (u32)(u64)w.first + row * row_bytes;
+            high = MODE == GATE_UP ? (u32)(u64)w.second + row * row_bytes : low + 8 * row_bytes;
         }
         const u32 at = (step.at >> 1) * CHUNK_BYTES;
         const u8* from = raw + ((step.tile * chunks + (step.at >> 1)) & 1) * RAW + g * PITCH;
