@@ -20,6 +20,7 @@ import numpy as np
 
 from strata.kernels.check import check, require
 from strata.kernels.cuda import card as cards
+from strata.kernels.cuda.arguments import address
 from strata.kernels.cuda.launch import F32, I32, launch
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.kv import KvFormat, format_of
@@ -27,6 +28,14 @@ from strata.kernels.ops import ATTENTION_PART, PAGE, AttentionPages, Norms, Rope
 
 WINDOW_ROWS: Final = 16
 """Rows up to which the work of one row is spread over the card."""
+PROJECTED: Final = np.dtype(
+    [(name, np.uint64) for name in ("k", "v", "index_k", "q_gate", "norm_k", "norm_index_k", "norm_q", "cos", "sin",
+                                    "cached_k", "cached_v", "raw", "block")]
+    + [("index_dim", I32), ("half", I32), ("eps", F32)],
+    align=True,
+)  # fmt: skip
+"""Projected of qsa_window.cu."""
+_NOTHING: Final = np.zeros((), PROJECTED)
 FEW_ROWS: Final = 2
 """Rows up to which the values of a row are read again for every few query heads."""
 HEADS_OF_WARP: Final = 3
@@ -312,9 +321,11 @@ def _batch(workspace: Workspace, bounds: Limits, g: _Shape, rows: _Rows, few: bo
     n = len(rows)
     if not n or rows.asked is None:
         return
-    q = workspace.array((n, g.heads, g.d))
-    iq = workspace.array((n, g.index_heads, g.index_dim))
-    _prepare(rows, g, rows.stored is not None, (q, iq))
+    prepares = few and rows.stored is not None and not g.blocks
+    q = iq = None
+    if not prepares:
+        q, iq = workspace.array((n, g.heads, g.d)), workspace.array((n, g.index_heads, g.index_dim))
+        _prepare(rows, g, rows.stored is not None, (q, iq))
     chosen = _select(workspace, g, few, rows, iq) if g.blocks else None
     row = (
         rows.tables, rows.slots, rows.positions, chosen,
@@ -323,7 +334,8 @@ def _batch(workspace: Workspace, bounds: Limits, g: _Shape, rows: _Rows, few: bo
     stride = _stride(g.kept)
     s = workspace.array((n, g.heads, stride))
     if few:
-        _attend_few(workspace, bounds, g, n, row, q, s, stride, rows.pages, rows.asked[0], out)
+        projected = _projected(rows, g, rows.asked[0]) if prepares else None
+        _attend_few(workspace, bounds, g, n, row, q, projected, s, stride, rows.pages, rows.asked[0], out)
     else:
         _attend_many(workspace, g, n, row, q, s, stride, rows.pages, rows.asked[0], out)
 
@@ -368,28 +380,42 @@ def _attend_few(
     g: _Shape,
     n: int,
     row: tuple[Any, ...],
-    q: DeviceArray,
+    q: DeviceArray | None,
+    projected: np.ndarray | None,
     s: DeviceArray,
     stride: int,
     pages: AttentionPages,
     q_gate: DeviceArray,
     out: DeviceArray,
 ) -> None:
+    """`projected` instead of turned queries: the rows are stored on the way."""
+    prepares = int(projected is not None)
     units, threads = g.kv_heads * g.d // _SLICE, (_THREADS,)
     chunks = value_chunks(n, g.group)
     each = -(-g.group // chunks)
+    constants = g.formats | {"HEADS_OF_WARP": 1 if each <= _WARPS else HEADS_OF_WARP, "PREPARES": prepares}
     partial = workspace.array((n * chunks * units * g.parts * each * (_SLICE + 2),))
     launch(
-        "qsa_window.cu", "qsa_keys", (min(-(-g.kept // _KEPT_AT_ONCE), _MOST_KEY_BLOCKS), g.kv_heads, n),
-        threads, *row, q, pages.k, s, I32(stride),
-        shared=_FLOAT * g.group * g.d + _KEPT_AT_ONCE * (_row_bytes(g.keys, g.d) + 16), **g.formats,
+        "qsa_window.cu", "qsa_keys", (min(-(-g.kept // _KEPT_AT_ONCE), _MOST_KEY_BLOCKS) + prepares, g.kv_heads, n),
+        threads, *row, q, pages.k, s, I32(stride), _NOTHING if projected is None else projected,
+        shared=_FLOAT * g.group * g.d + _KEPT_AT_ONCE * (_row_bytes(g.keys, g.d) + 16), **constants,
     )  # fmt: skip
     launch(
         "qsa_window.cu", "qsa_values", (g.parts, units, n * chunks), threads,
         *row, s, I32(stride), pages.v, q_gate, partial, bounds.ended, out, I32(chunks),
         shared=ATTENTION_PART * (_FLOAT * each + _slice_bytes(g.values)),
-        HEADS_OF_WARP=1 if each <= _WARPS else HEADS_OF_WARP, **g.formats,
+        **constants,
     )  # fmt: skip
+
+
+def _projected(rows: _Rows, g: _Shape, q_gate: DeviceArray) -> np.ndarray:
+    """Rows that bring what is stored, as qsa_keys takes them."""
+    norms, rope, pages = rows.norms, rows.rope, rows.pages
+    arrays = (
+        *(rows.stored or ()), q_gate, norms.k, norms.index_k, norms.q, rope.cos, rope.sin,
+        pages.k, pages.v, pages.raw, pages.block,
+    )  # fmt: skip
+    return np.array((*map(address, arrays), g.index_dim, g.half, rows.eps), PROJECTED)
 
 
 def value_chunks(n: int, group: int) -> int:

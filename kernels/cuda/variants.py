@@ -62,8 +62,9 @@ def operations() -> Iterator[tuple[str, Constants]]:
         formats: Constants = {"KEYS": FORMATS[keys.name], "VALUES": FORMATS[values.name]}
         yield "qsa_prepare.cu", formats
         for of_warp in (1, HEADS_OF_WARP):
-            few: Constants = {"HEADS_OF_WARP": of_warp}
-            yield "qsa_window.cu", formats | few
+            for prepares in (0, 1):
+                few: Constants = {"HEADS_OF_WARP": of_warp, "PREPARES": prepares}
+                yield "qsa_window.cu", formats | few
         for d, heads in ((256, 12), (64, 2), *_GROUPS * (keys.name == "fp32")):
             group: Constants = {"HEAD_SIZE": d, "HEADS": heads, **PROMPT_WAY}
             yield "qsa_prompt.cu", formats | group

@@ -3,11 +3,17 @@
 // qsa_keys     a block is 32 kept tokens of one row and key head, for all query heads that share it
 // qsa_values   a block is one part and 32 dims of a row's value head, for some of the query heads that share it; the last
 //              block of the parts to end joins them
-// Constants    KEYS, VALUES as in cache.cuh; HEADS_OF_WARP query heads of a warp of qsa_values at a time
+// With PREPARES qsa_keys takes rows as they are projected, where no blocks compete (qsa_prepare.cu is for the others): every
+// block turns the queries and the new keys that it wants, and a block more of each row and key head stores what is new.
+// Constants    KEYS, VALUES as in cache.cuh; HEADS_OF_WARP query heads of a warp of qsa_values at a time; PREPARES
 #include "attend.cuh"
+#include "qsa_store.cuh"
 
 #ifndef HEADS_OF_WARP
 #define HEADS_OF_WARP 3
+#endif
+#ifndef PREPARES
+#define PREPARES 0
 #endif
 
 constexpr int WARPS = THREADS / 32;
@@ -40,13 +46,64 @@ struct Slice<Packed<Codes>> {
 };
 constexpr int AT_ONCE = 3;  // query heads of a warp at a time
 
+// Rows as they are projected, and where what is new is stored.
+struct Projected {
+    const float *k, *v, *index_k, *q_gate, *norm_k, *norm_index_k, *norm_q, *cos, *sin;
+    u8 *cached_k, *cached_v;
+    float *raw, *block;
+    int index_dim, half;
+    float eps;
+
+    DEVICE Angles rope() const { return {cos, sin, half}; }
+};
+
+// A query head's rope(rms(q)) for each of the warp's heads, to `query` (heads, d).
+DEVICE void turn_queries(const Projected& p, const Args& g, int position, long long first_head, int group, float* query) {
+    const int warp = threadIdx.x >> 5;
+    const Angles rope = p.rope();
+    const long long at = static_cast<long long>(position) * rope.half;
+    for (int first = warp; first < group; first += WARPS * AT_ONCE) {
+        WarpVector v[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            v[i] = load_vector(p.q_gate + (first_head + min(first + WARPS * i, group - 1)) * 2 * g.d, g.d);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (first + WARPS * i < group)
+                norm_and_rotate(v[i], g.d, p.norm_q, p.eps, rope.cos + at, rope.sin + at, rope.half,
+                                query + (first + WARPS * i) * g.d);
+    }
+}
+
+// Which row of the launch is the token of a position in the slot of a row. By a warp; there is one.
+DEVICE int row_of(const Args& g, int row, int rows, int position) {
+    const int lane = threadIdx.x & 31;
+    return __ffs(__ballot_sync(ALL, lane < rows && g.slots[lane] == g.slots[row] && g.positions[lane] == position)) - 1;
+}
+
+// By a block: what a row stores of a key head, and with the first one its indexer key.
+DEVICE void store_row(const Projected& p, const Args& g, int row, int kv, float (*buffers)[VECTOR_MOST]) {
+    const int warp = threadIdx.x >> 5, position = g.positions[row];
+    if (warp == 0) {
+        const long long from = (static_cast<long long>(row) * g.kv_heads + kv) * g.d;
+        const long long to = token_row(g.tables, g.pages_of_a_slot, g.slots[row], position) * g.kv_heads + kv;
+        store_key_and_value(p.k + from, p.v + from, g.d, p.norm_k, p.eps, p.rope(), position,
+                            p.cached_k + to * Keys::row(g.d), p.cached_v + to * Values::row(g.d), buffers[0]);
+    }
+    if (warp == 1 && kv == 0)
+        store_index_key(p.index_k, row, g.tables, g.pages_of_a_slot, g.slots, g.positions, p.raw, p.block, p.norm_index_k,
+                        p.eps, p.rope(), p.index_dim, g.r, buffers[1]);
+}
+
+// grid (tiles at once, key heads, rows), with PREPARES a tile more
 KERNEL void __launch_bounds__(THREADS)
-    qsa_keys(ROW_ARGUMENTS, const float* q, const u8* cached, float* s, int stride) {
+    qsa_keys(ROW_ARGUMENTS, const float* q, const u8* cached, float* s, int stride, PARAMETER Projected projected) {
     const Args g = ROW;
     extern __shared__ __align__(16) float memory[];
     __shared__ int tokens[32];
+    __shared__ float buffers[PREPARES ? WARPS : 1][VECTOR_MOST];
     const int row = blockIdx.z, kv = blockIdx.y, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-    const int group = heads / kv_heads, bytes = Keys::row(d), pitch = bytes + 16;
+    const int group = heads / kv_heads, bytes = Keys::row(d), pitch = bytes + 16, tiles = gridDim.x - PREPARES;
     const Kept kept = g.kept(row);
     const long long first_head = static_cast<long long>(row) * g.heads + kv * group;
     float* query = memory;
@@ -59,6 +116,11 @@ KERNEL void __launch_bounds__(THREADS)
             copy16(tile + t * pitch + x, cached + (static_cast<long long>(tokens[t]) * g.kv_heads + kv) * bytes + x);
         }
     };
+    if (PREPARES && static_cast<int>(blockIdx.x) == tiles) {
+        inputs_ready();
+        store_row(projected, g, row, kv, buffers);
+        return;
+    }
     // Before the kernel that stores this launch's rows ends: keys of earlier ones, unless a list says which.
     const int begin = blockIdx.x * 32, before = kept.listed ? 0 : g.first_new(row, gridDim.z);
     int old = max(0, min(min(32, kept.count - begin), before - begin));
@@ -67,13 +129,24 @@ KERNEL void __launch_bounds__(THREADS)
     copy_keys(0, old);
     inputs_ready();
     if (begin >= kept.count) return;
-    for (int e = tid; e < group * d / 4; e += THREADS) copy16(query + 4 * e, q + first_head * d + 4 * e);
-    for (int first = begin; first < kept.count; first += gridDim.x * 32) {
-        const int n = min(32, kept.count - first);
-        if (tid >= old && tid < n) tokens[tid] = g.token(row, kept, first + tid);
+    if (PREPARES)
+        turn_queries(projected, g, g.positions[row], first_head, group, query);
+    else
+        for (int e = tid; e < group * d / 4; e += THREADS) copy16(query + 4 * e, q + first_head * d + 4 * e);
+    for (int first = begin; first < kept.count; first += tiles * 32) {
+        const int n = min(32, kept.count - first), stored = PREPARES ? max(0, min(n, before - first)) : n;
+        if (tid >= old && tid < stored) tokens[tid] = g.token(row, kept, first + tid);
         __syncthreads();
-        copy_keys(old, n);
+        copy_keys(old, stored);
         old = 0;
+        if (PREPARES)
+            for (int t = stored + warp; t < n; t += WARPS) {  // tokens of this launch: their positions are first + t
+                const int from = row_of(g, row, gridDim.z, first + t);
+                norm_to_buffer(projected.k + (static_cast<long long>(from) * g.kv_heads + kv) * d, d, projected.norm_k,
+                               projected.eps, projected.rope(), first + t, buffers[warp]);
+                Keys::put_row(tile + t * pitch, d, [&](int i) { return buffers[warp][i]; });
+                __syncwarp();
+            }
         copies_commit();
         copies_wait<0>();
         __syncthreads();
@@ -247,13 +320,19 @@ KERNEL void __launch_bounds__(THREADS)
     u8* tile = reinterpret_cast<u8*>(memory + each * PART);
     for (int t = tid; t < count; t += THREADS) tokens[t] = g.token(row, kept, first + t);
     __syncthreads();
-    for (int i = tid; i < count * Tile::COPIES; i += THREADS) {
-        const int t = i / Tile::COPIES;
-        const u8* from = cached + (static_cast<long long>(tokens[t]) * g.kv_heads + kv) * Values::row(g.d);
-        Tile::copy(tile + t * Tile::BYTES, from, g.d, slice, i % Tile::COPIES);
-    }
-    copies_commit();
-    inputs_ready();  // values and the list are older than the scores
+    auto copy_values = [&](int begin, int end) {
+        for (int i = begin * Tile::COPIES + tid; i < end * Tile::COPIES; i += THREADS) {
+            const int t = i / Tile::COPIES;
+            const u8* from = cached + (static_cast<long long>(tokens[t]) * g.kv_heads + kv) * Values::row(g.d);
+            Tile::copy(tile + t * Tile::BYTES, from, g.d, slice, i % Tile::COPIES);
+        }
+        copies_commit();
+    };
+    // Values and the list are older than the scores; but with PREPARES those of this launch's rows are not.
+    const int old = PREPARES ? max(0, min(count, g.first_new(row, gridDim.z / chunks) - first)) : count;
+    copy_values(0, old);
+    inputs_ready();
+    copy_values(old, count);
     const long long unit = static_cast<long long>(blockIdx.z) * gridDim.y + blockIdx.y;
     const long long first_head = static_cast<long long>(row) * g.heads + kv * group + chunk * each;
     const Part work = {s + first_head * stride + first, memory, tile, Partial(partial, unit, gridDim.x, each),

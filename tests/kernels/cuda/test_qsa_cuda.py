@@ -114,6 +114,34 @@ def test_a_few_rows_share_a_value_head_over_several_blocks_and_parts(target, sam
 
 
 @pytest.mark.parametrize("shape", [TINY, ODD, WIDE, DENSE], ids=["tiny", "odd", "wide", "dense"])
+@pytest.mark.parametrize("kv", ["fp32", "fp16", "int8", "k8v4"])
+def test_a_window_that_stores_on_its_way_has_the_bits_of_one_that_stores_first(target, same_bits, shape, kv):
+    """Below the budget: rows of several sequences, some of the same one, at edges of pages, tiles and index blocks."""
+    first, second = (Sequences(target, shape, pages=2, kv=kv) for _ in range(2))
+    held = min(shape.budget, 96) - 8 if shape.r else 61
+    for case in (first, second):
+        case.limits.bound = shape.budget if shape.r else None
+        case.store(*case.rows((1, held), (2, held // 2)))
+    put = target.put
+    for parts in ([(0, 1), (1, 3), (2, 1)], [(0, 2)], [(1, 1)], [(2, 4), (0, 1)]):
+        where = first.rows(*parts)
+        second.rows(*parts)
+        n = len(where[0])
+        rows = (first.f(n, shape.kv, shape.d), first.f(n, shape.kv, shape.d), first.f(n, shape.index_dim))
+        queries = first.queries(n)
+        arrays = [put(a) for a in (first.tables, *where)]
+        made = [put(a) for a in (*rows, *queries)]
+        with first.space.scratch():
+            y = target.host(
+                qsa.qsa(first.space, first.limits, first.device, *arrays, *made, *first.fixed, shape.budget, EPS)
+            )
+        qsa.qsa_store(second.device, *arrays, *made[:3], *second.fixed, EPS)
+        same_bits(y, second.attend(*where, queries))
+        for name in ("k", "v", "raw", "block"):
+            same_bits(target.host(getattr(first.device, name)), target.host(getattr(second.device, name)))
+
+
+@pytest.mark.parametrize("shape", [TINY, ODD, WIDE, DENSE], ids=["tiny", "odd", "wide", "dense"])
 def test_pages_hold_the_bits_of_the_host_after_prompts_and_single_rows(target, same_bits, shape):
     case = Sequences(target, shape, pages=3)
     for parts in ([(1, 70), (0, 13)], [(0, 1), (2, 3), (1, 1)], [(0, 2), (1, 7)]):
