@@ -44,7 +44,7 @@ class Launch:
     def label(self) -> str:
         """The kernel, and the rows and columns of a product."""
         struct = self.arguments[0] if self.arguments else None
-        if not isinstance(struct, np.ndarray) or "matrix" not in (struct.dtype.names or ()):
+        if not isinstance(struct, np.ndarray) or not {"matrix", "cols"} <= set(struct.dtype.names or ()):
             return self.kernel.name
         rows = "+".join(str(n) for n in struct["matrix"]["rows"].tolist() if n)
         experts = (

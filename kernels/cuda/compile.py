@@ -26,7 +26,7 @@ from strata.kernels.cuda.machine_code import CompileError, machine_code
 
 SOURCES: Final = Path(__file__).resolve().parent / "src"
 
-OPTIONS: Final = ("-std=c++17", "--fmad=false")
+OPTIONS: Final = ("-std=c++17", "--fmad=false", "-default-device")
 """No fast-math: subnormals stay, division and square root are correctly rounded, only fmaf() fuses."""
 
 Constants = dict[str, int | str]
