@@ -297,13 +297,13 @@ class _Cut:
         """Spans of an item: a block of 256, or as many small blocks as a lane takes and still leave work for all."""
         job = self.job
         spans = job.cols // ACTIVATION_BLOCK
-        if job.tuning.spans:
-            return job.tuning.spans
         if job.kind.block == 256:
             return 8
         if job.kind.block == 64:
             return 4 if spans % 4 == 0 else 2
         fits = [s for s in SMALL_SPANS if spans % s == 0]
+        if job.tuning.spans in fits:
+            return job.tuning.spans
         of_block = self.all_rows * job.halves * spans
         return next((s for s in fits if of_block >= ENOUGH_TURNS * LANES * s), fits[-1])
 
