@@ -205,8 +205,10 @@ struct RowCopies {
 #endif
     }
     DEVICE static int first_row(int lane) { return lane / LANES; }
+    DEVICE static int first_byte(int lane) { return 16 * (lane % LANES); }
 
-    // All lanes come, and the stage is free. `from`: the chunk's bytes in this lane's first row; rows: from that one on.
+    // All lanes come, and the stage is free. `from`: this lane's first byte of the chunk in its first row, which may lie past
+    // the row; rows: from that one on.
     DEVICE void begin(int stage, u8* to, const u8* from, int row_bytes, int rows, int bytes, int lane) const {
 #if BULK
         if (lane >= ROWS) return;
@@ -220,12 +222,11 @@ struct RowCopies {
                      "l"(from - shift), "r"(all), "r"(barrier)
                      : "memory");
 #else
-        const int piece = 16 * (lane % LANES);
-        to += lane / LANES * PITCH + piece;
+        to += lane / LANES * PITCH + first_byte(lane);
+        const int before = first_byte(lane) - bytes;
 #pragma unroll
         for (int i = 0; i < TURNS; i++) {
-            const int shift = (int)((u64)from & 15);
-            if (i * AT_ONCE < rows && piece < shift + bytes) copy16(to + i * (AT_ONCE * PITCH), from + (piece - shift));
+            if (i * AT_ONCE < rows && before < (int)((u64)from & 15)) copy16(to + i * (AT_ONCE * PITCH), (const u8*)((u64)from & ~15ull));
             from += AT_ONCE * row_bytes;
         }
 #endif
@@ -472,13 +473,13 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
     u8* const stages = shared + a.at_stages + warp * (STAGES * STAGE);
     const int copy_row = RowCopies::first_row(lane);
     int load_item = begin, load_chunk = place, load_stage = 0, loaded_item = -1, load_rows = 0;  // rows: from this lane's first on
-    const u8* load_from = 0;  // of this lane's first row
+    const u8* load_from = 0;  // of this lane's first row, its first byte
     auto load = [&]() {
         while (load_chunk >= chunks) load_chunk -= chunks, load_item += step;
         if (load_item < items) {
             if (load_item != loaded_item) {
                 const Tile tile = tile_of(a, load_item);
-                load_from = tile.data + (tile.row + copy_row) * (long long)row_bytes;
+                load_from = tile.data + ((tile.row + copy_row) * (long long)row_bytes + RowCopies::first_byte(lane));
                 load_rows = tile.rows - tile.row - copy_row;
                 loaded_item = load_item;
             }
