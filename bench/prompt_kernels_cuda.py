@@ -39,52 +39,71 @@ VALUE_WAYS: Final = ((2, 3, 1), (2, 3, 3), (3, 2, 1), (4, 2, 1), (4, 2, 2))
 """Pairs of tokens under way, rows of a multiprocessor, rows of a block."""
 
 PEAK: Final = r"""
-// 96 sums a thread. READS: reads of WORDS words from shared memory for them, as many as 8 x 12 sums need; SHARED_BY:
-// lanes that ask for the same.
+// Dots of 64 tokens with 12 heads by a warp, as qsa_keys_row computes them, again and again from the same memory. A lane
+// has CHAINS of the four chains of TOKENS x OWN sums. CHAINS 0: the sums alone.
+template <int N> struct Word { typedef float T; };
+template <> struct Word<2> { typedef float2 T; };
+template <> struct Word<4> { typedef float4 T; };
+constexpr int N = CHAINS ? CHAINS : 4, TOKENS = CHAINS == 4 || CHAINS == 0 ? 4 : 8, OWN = CHAINS == 1 ? 12 : 6;
 extern "C" __global__ void __launch_bounds__(128, 3) peak(float* out, int turns, float a) {
-    __shared__ __align__(16) float memory[4096];
-    for (int i = threadIdx.x; i < 4096; i += 128) memory[i] = a + i;
+    __shared__ __align__(16) float keys[256 * 20], queries[12 * 272];
+    for (int i = threadIdx.x; i < 256 * 20; i += 128) keys[i] = a + i * 1e-6f;
+    for (int i = threadIdx.x; i < 12 * 272; i += 128) queries[i] = a - i * 1e-6f;
     __syncthreads();
-    float c[96];
+    float c[TOKENS][OWN][N];
 #pragma unroll
-    for (int i = 0; i < 96; i++) c[i] = a + i + threadIdx.x;
-    const int lane = threadIdx.x & 31, at = lane / SHARED_BY * WORDS;
+    for (int i = 0; i < 96; i++) (&c[0][0][0])[i] = a + i + threadIdx.x;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int set = CHAINS == 1 ? 0 : lane & 1, chain = CHAINS == 1 ? lane & 3 : CHAINS == 2 ? lane >> 2 & 1 : 0;
+    const int group = CHAINS == 1 ? lane >> 2 : CHAINS == 2 ? lane >> 1 & 1 | lane >> 3 << 1 : lane >> 1;
+    const int apart = 64 / TOKENS, sets = CHAINS == 1 ? 1 : 2;
+    typedef typename Word<N>::T T;
+    float k[TOKENS][N], q[OWN][N];
+#pragma unroll
+    for (int i = 0; i < TOKENS; i++)
+#pragma unroll
+        for (int n = 0; n < N; n++) k[i][n] = a + i + n;
+#pragma unroll
+    for (int i = 0; i < OWN; i++)
+#pragma unroll
+        for (int n = 0; n < N; n++) q[i][n] = a - i - n;
 #pragma unroll 1
     for (int t = 0; t < turns; t++) {
-        float w[20];
+        const float* tokens = keys + (((t + warp) & 3) * 64 + group) * 20 + chain * N;
+        const float* heads = queries + set * 272 + chain * N + (t & 7) * 16;
 #pragma unroll
-        for (int i = 0; i < 20; i++) w[i] = a + i;
+        for (int x = 0; x < 16; x += 4) {
+            if (CHAINS) {
 #pragma unroll
-        for (int i = 0; i < READS; i++) {
-            const float* from = memory + ((t & 7) + i) * 128 + at;
-            if (WORDS == 1) w[i % 20] = *from;
-            if (WORDS == 2) { const float2 v = *(const float2*)from; w[2 * i % 20] = v.x, w[(2 * i + 1) % 20] = v.y; }
-            if (WORDS == 4) {
-                const float4 v = *(const float4*)from;
-                w[4 * i % 20] = v.x, w[(4 * i + 1) % 20] = v.y, w[(4 * i + 2) % 20] = v.z, w[(4 * i + 3) % 20] = v.w;
+                for (int i = 0; i < TOKENS; i++) *(T*)k[i] = *(const T*)(tokens + i * apart * 20 + x);
+#pragma unroll
+                for (int i = 0; i < OWN; i++) *(T*)q[i] = *(const T*)(heads + i * sets * 272 + x);
             }
-        }
 #pragma unroll
-        for (int i = 0; i < 96; i++) c[i] = fmaf(w[i % 8], w[8 + i / 8], c[i]);
+            for (int i = 0; i < TOKENS; i++)
+#pragma unroll
+                for (int h = 0; h < OWN; h++)
+#pragma unroll
+                    for (int n = 0; n < N; n++) c[i][h][n] = fmaf(q[h][n], k[i][n], c[i][h][n]);
+        }
     }
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < 96; i++) sum += c[i];
+    for (int i = 0; i < 96; i++) sum += (&c[0][0][0])[i];
     if (sum == 12345.0f) *out = sum;
 }
 """
 
 
 def peak(ops: Operations) -> None:
-    """Multiply-adds with nothing beside them, and with reads of shared memory."""
+    """Multiply-adds with nothing beside them, and with reads of shared memory for one, two or four chains of a lane."""
     cp, out = ops.cp, ops.cp.zeros(1, ops.cp.float32)
-    blocks, turns = cp.cuda.Device().attributes["MultiProcessorCount"] * 3, 20000
-    for reads, words, shared_by in ((0, 1, 1), (20, 1, 1), (14, 2, 1), (14, 2, 2), (10, 4, 1), (10, 4, 2), (14, 2, 32)):
-        options = (f"-DREADS={reads}", f"-DWORDS={words}", f"-DSHARED_BY={shared_by}", "--fmad=false")
-        kernel = cp.RawKernel(PEAK, "peak", options=options)
+    blocks, turns = cp.cuda.Device().attributes["MultiProcessorCount"] * 3, 5000
+    for chains in (0, 1, 2, 4):
+        kernel = cp.RawKernel(PEAK, "peak", options=(f"-DCHAINS={chains}", "--fmad=false", "-std=c++17"))
         call = partial(kernel, (blocks,), (128,), (out, np.int32(turns), np.float32(0.5)))
-        what = f"{reads} reads of {words} words, {shared_by} lanes the same" if reads else "nothing else"
-        parts.rates(ops, f"96 multiply-adds, {what}", float(blocks * 128 * 96 * turns), [call])
+        what = f"from shared memory, {chains} chains a lane" if chains else "and nothing else"
+        parts.rates(ops, f"multiply-adds {what}", float(blocks * 128 * 96 * 4 * turns), [call])
 
 
 @contextmanager
