@@ -79,6 +79,47 @@ DEVICE float term(int sum, float scale) { return scaled(sum, scale, scale * -MAG
 // Activations of half h (16) of span s: words of threads 2 h and 2 h + 1 in the order of the format.
 DEVICE uint4 inputs_of(const u8* q, int s, int h) { return *(const uint4*)(q + 32 * s + 16 * h); }
 
+// What Codes reads of an item's blocks; `first`: the item's first span in the first one. Words instead of half words where
+// blocks begin at a multiple of 2.
+template <class T>
+struct Reader {
+    const u8* p;
+    int first;
+    Grid grid;
+
+    DEVICE Reader(const u8* p, int first, Grid grid) : p(p), first(first), grid(grid) {}
+    DEVICE void span(int s, int t, u32& c0, u32& c1) const { T::span(p, first + s, t, grid, c0, c1); }
+    DEVICE float scale(int g) const { return T::scale(p, first * (32 / T::GROUP) + g); }
+};
+
+template <>
+struct Reader<Q8_0> {
+    Halves bytes;
+
+    DEVICE Reader(const u8* p, int, Grid) : bytes(p) {}
+    DEVICE void span(int s, int t, u32& c0, u32& c1) const {
+        c0 = bytes.word(34 * s + 2 + 4 * t), c1 = bytes.word(34 * s + 18 + 4 * t);
+    }
+    DEVICE float scale(int g) const { return half_value((u16)bytes.word(34 * g)); }
+};
+
+template <>
+struct Reader<Q6_K> {
+    Halves block, low, high, scales;
+    float d, shift;
+
+    DEVICE Reader(const u8* p, int first, Grid)
+        : block(p), low(block.further(16 * first)), high(block.further(128 + 8 * first)), scales(block.further(192 + 2 * first)) {
+        d = half_at(p + 208) * 0.25f, shift = d * -32896.0f;  // FACTOR is 4
+    }
+    DEVICE void span(int s, int t, u32& c0, u32& c1) const {
+        const int at = 64 * (s >> 2) + 32 * (s & 1) + 4 * t, above = 32 * (s >> 2) + 4 * t;
+        c0 = Q6_K::code(low.word(at), Q6_K::turned(high.word(above)), s);
+        c1 = Q6_K::code(low.word(at + 16), Q6_K::turned(high.word(above + 16)), s);
+    }
+    DEVICE float scale(int g) const { return byte_times(scales.word(g & ~3) ^ 0x80808080u, g & 3, d, shift); }
+};
+
 // The codes of an item, for as many rows of activations as there are.
 template <class F, int S>
 struct Codes {
@@ -88,13 +129,14 @@ struct Codes {
     float scales[S * G], offsets[F::OFFSET ? S * G : 1];
 
     DEVICE Codes(const u8* p, int first, Grid grid) {
+        const Reader<F> blocks(p, first, grid);
 #pragma unroll
         for (int s = 0; s < S; s++)
 #pragma unroll
-            for (int t = 0; t < 4; t++) F::span(p, first + s, t, grid, words[s][2 * t], words[s][2 * t + 1]);
+            for (int t = 0; t < 4; t++) blocks.span(s, t, words[s][2 * t], words[s][2 * t + 1]);
 #pragma unroll
         for (int g = 0; g < S * G; g++) {
-            scales[g] = F::scale(p, first * G + g);
+            scales[g] = blocks.scale(g);
             if (F::OFFSET) offsets[F::OFFSET ? g : 0] = F::offset(p, first * G + g);
         }
     }
