@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 
 from strata.bench.window_launches import Launch, Launches
-from strata.kernels.cuda import chains, compile, gdn, product, route
+from strata.kernels.cuda import chains, compile, gdn, product, qsa, route
 from strata.kernels.cuda.chains import ChainsPlan
 from strata.kernels.cuda.precompile import compile_missing
 from strata.kernels.cuda.sample import pack
@@ -139,12 +139,12 @@ def floats(ops: Operations) -> Iterator[Case]:
 
 def router_cuts(n: int) -> Iterator[tuple[int, int, int]]:
     """Rows, inputs, groups."""
-    yield from ((2, 1, 1), (4, 1, 1)) if n == 1 else ((4, 8, 1), (4, 2, 4), (2, 4, 2), (2, 8, 1))
+    yield from ((2, 1, 1),) if n == 1 else ((4, 4, 1), (4, 2, 2), (4, 1, 4), (2, 2, 4), (2, 1, 8))
 
 
 def dense_cuts(n: int) -> Iterator[tuple[int, int, int]]:
     """Rows, inputs, parts."""
-    yield from ((1, 1, 1), (2, 1, 1), (4, 1, 1)) if n == 1 else ((4, 8, 1), (4, 4, 2), (2, 4, 2), (1, 1, 8), (1, 8, 1))
+    yield from ((1, 1, 1),) if n == 1 else ((4, 4, 2), (4, 2, 2), (4, 1, 8), (2, 2, 4))
 
 
 def _listed(call: Callable[[], Any]) -> Callable[[], list[Any]]:
@@ -218,7 +218,11 @@ def attention(ops: Operations) -> Iterator[Case]:
             ops.kernels.bound = None
             return out
 
-        yield Case(f"attention {n} rows at {depth}", [partial(call, own) for own in all_pages], kernels=True)
+        calls = [partial(call, own) for own in all_pages]
+        for note, chunks in (("", 0), (", 1 chunk", 1), (", 3 chunks", 3)):
+            ways: list[Any] = [(qsa, "value_chunks", lambda *_, chunks=chunks: chunks)] if chunks else []
+            group = f"attention {n} {depth}"
+            yield Case(f"{group}{note}", calls, group, lambda call=calls[0]: [call()], ways, kernels=True)
 
 
 def ends(ops: Operations) -> Iterator[Case]:

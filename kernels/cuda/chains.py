@@ -11,20 +11,20 @@ Cost   every weight is read once for the activation rows of a part, and every ac
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
-from strata.kernels.cuda import card as cards
 from strata.kernels.cuda.arguments import CHAINS_WINDOW, enter_matrices, fill, run
 from strata.kernels.cuda.lanes import Matrices
 from strata.kernels.cuda.workspace import DeviceArray
 from strata.kernels.formats import TensorType
 from strata.kernels.ops import LANES
 
-MOST_ROWS: Final = 4
+ROWS: Final = 4
 """Weight rows of a group."""
-MOST_INPUTS: Final = 8
-"""Activation rows of a group at once."""
+MOST_INPUTS: Final = 2
+"""Activation rows of a group at once: a router of 8 rows takes 5.0 us with two, 7.4 with eight (H200, 2026-11-29)."""
+MOST_GROUPS: Final = 4
+"""Groups, or parts, for the activation rows."""
 MOST_STEPS: Final = 20
 """Elements of a chain under way: all of 2560 columns."""
 
@@ -50,28 +50,22 @@ class ChainsPlan:
         return {"TYPE": kind.name, "ROWS": self.rows, "INPUTS": self.inputs, "GROUPS": self.groups, "STEPS": steps}
 
 
-@lru_cache(maxsize=256)
-def chains_plan(multiprocessors: int, rows: int, n: int) -> ChainsPlan:
-    """For `rows` weight rows and n activation rows: as many blocks as there are multiprocessors, if the work is small.
+def _cut(n: int) -> tuple[int, int]:
+    """Activation rows of a group, and groups for n of them, at most MOST_GROUPS."""
+    inputs = min(n, MOST_INPUTS)
+    return inputs, min(MOST_GROUPS, -(-n // inputs))
 
-    Parts come first: a block then waits for fewer activations, and what it reads of the weights again is early.
-    """
-    of_group, inputs, parts = MOST_ROWS, min(MOST_INPUTS, 1 << (n - 1).bit_length()), 1
-    while 2 * parts * -(-rows // of_group) <= multiprocessors and (inputs > 1 or of_group > 1):
-        if inputs > 1:
-            inputs, parts = inputs // 2, 2 * parts
-        else:
-            of_group //= 2
-    return ChainsPlan(of_group, inputs, 1, -(-rows // of_group), parts)
+
+def chains_plan(rows: int, n: int) -> ChainsPlan:
+    """For `rows` weight rows and n activation rows; blocks of one group."""
+    inputs, parts = _cut(n)
+    return ChainsPlan(ROWS, inputs, 1, -(-rows // ROWS), parts)
 
 
 def router_plan(rows: int, n: int) -> ChainsPlan:
-    """For a router of `rows` rows and n activation rows, all of them in every block: two groups share many of them, and
-    have a warp for each to pick."""
-    inputs, groups = min(MOST_INPUTS, 1 << (n - 1).bit_length()), 1
-    if inputs > 2:
-        inputs, groups = inputs // 2, 2
-    return ChainsPlan(MOST_ROWS, inputs, groups, -(-rows // MOST_ROWS), 1)
+    """For a router of `rows` rows and n activation rows, all of them in every block: its last one picks for all."""
+    inputs, groups = _cut(n)
+    return ChainsPlan(ROWS, inputs, groups, -(-rows // ROWS), 1)
 
 
 def launch_dense(
@@ -82,5 +76,5 @@ def launch_dense(
     arguments = fill(CHAINS_WINDOW, x=x, join=join, early=int(early), n=n, cols=cols)
     rows = enter_matrices(arguments, matrices, 1)
     arguments["rows"] = rows
-    plan = chains_plan(cards.card().multiprocessors, rows, n)
+    plan = chains_plan(rows, n)
     run("chains_window", plan.constants(kind, cols), plan.blocks, plan.threads, arguments, parts=plan.parts)

@@ -44,6 +44,7 @@ _GROUPS: Final = 8
 """Groups of state rows, as in the sources."""
 _FLOAT: Final = 4
 _THIRD: Final = 3
+_FEW_SEQUENCES: Final = 2
 OUTPUT: Final = np.dtype(
     [(name, np.uint64) for name in ("z", "w", "y", "ended")] + [("forms", forms.FORMS), ("n", I32), ("eps", F32)],
     align=True,
@@ -85,9 +86,10 @@ def slots_bytes(columns: int, d: int, tokens: int) -> int:
 
 
 def slots_columns(card: Card, segments: int, heads: int, d: int, tokens: int, whole: bool) -> int:
-    """State columns of a block of gdn_slots.cu, as many as leave a block for every third multiprocessor: launches that
-    whole heads save are worth more than the others. 0: there are too few states. `whole`: a block may have a head."""
-    for columns in (128, 64):
+    """State columns of a block of gdn_slots.cu: whole heads save a launch, halves of heads keep the memory busier (H200,
+    2026-11-29: 5.3 and 6.5 us for one sequence, 24.5 and 21.6 for eight). 0: there are too few states for a block for
+    every third multiprocessor. `whole`: a block may have a head."""
+    for columns in (128, 64) if segments <= _FEW_SEQUENCES else (64,):
         fits = columns < d + whole and slots_bytes(columns, d, tokens) <= card.shared_block
         if fits and _THIRD * segments * heads * (d // columns) >= card.multiprocessors:
             return columns

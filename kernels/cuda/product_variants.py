@@ -95,7 +95,7 @@ def _floats(card: Card, kind: TensorType, modes: Sequence[str]) -> Iterator[tupl
         for cols in (256, 257):
             for n in (1, 8):
                 if mode == DENSE:
-                    yield "chains_window.cu", chains_plan(card.multiprocessors, 512, n).constants(kind, cols)
+                    yield "chains_window.cu", chains_plan(512, n).constants(kind, cols)
                 else:
                     yield "lanes_window.cu", lanes_constants(kind, cols, mode, n)
             if mode != DOWN:

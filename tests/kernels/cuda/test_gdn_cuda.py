@@ -96,8 +96,8 @@ def test_blocks_for_many_sequences_fit_every_card(arch):
         columns = slots_columns(card, segments_, heads, d, tokens, True)
         assert columns <= d and slots_bytes(columns, d, tokens) <= card.shared_block
         assert not columns or 3 * segments_ * heads * d >= columns * card.multiprocessors
-    assert slots_columns(CARDS[90], 8, 48, 128, 1, True) == 128
-    assert slots_columns(CARDS[90], 8, 48, 128, 1, False) == 64
+    assert slots_columns(CARDS[90], 2, 48, 128, 1, True) == 128
+    assert slots_columns(CARDS[90], 8, 48, 128, 1, True) == 64
     assert slots_columns(CARDS[90], 1, 48, 128, 1, True) == 128
     assert slots_columns(CARDS[90], 1, 24, 128, 1, True) == 64
     assert slots_columns(CARDS[90], 1, 16, 128, 1, True) == 0

@@ -20,7 +20,7 @@ def test_columns_of_any_number_give_the_bits_of_the_written_order(host, random_w
 def test_no_cut_changes_a_bit(host, random_weight, monkeypatch, plan):
     rows, inputs, groups, parts = plan
     monkeypatch.setattr(
-        chains, "chains_plan", lambda _, all_rows, n: ChainsPlan(rows, inputs, groups, -(-all_rows // rows), parts)
+        chains, "chains_plan", lambda all_rows, n: ChainsPlan(rows, inputs, groups, -(-all_rows // rows), parts)
     )
     host.check_linear([random_weight("F32", 9, 1300), random_weight("F32", 2, 1300, seed=1)], 13)
 
@@ -53,9 +53,7 @@ def test_a_joined_product_of_a_window_is_added_behind_its_gate(host, written, ra
 
 @pytest.mark.parametrize("n", range(1, 17))
 def test_every_row_and_input_is_in_one_block(n):
-    for multiprocessors in (1, 40, 132):
-        for rows in (1, 4, 96, 513, 640, 5000):
-            for plan in (chains_plan(multiprocessors, rows, n), router_plan(rows, n)):
-                assert (plan.blocks - 1) * plan.rows < rows <= plan.blocks * plan.rows
-                assert plan.parts * plan.inputs * plan.groups < 2 * max(n, chains.MOST_INPUTS)
-                assert plan.rows in (1, 2, 4) and plan.inputs in (1, 2, 4, 8)
+    for rows in (1, 4, 96, 513, 640, 5000):
+        for plan in (chains_plan(rows, n), router_plan(rows, n)):
+            assert (plan.blocks - 1) * plan.rows < rows <= plan.blocks * plan.rows
+            assert plan.parts * plan.inputs * plan.groups <= n + 1
