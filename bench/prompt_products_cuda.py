@@ -34,7 +34,7 @@ from strata.bench.report import Report, show
 from strata.kernels.cuda import arguments, compile, hyper, mixture, product, prompt_plans
 from strata.kernels.cuda import card as cards
 from strata.kernels.cuda.plans import DENSE, GATE_UP, PAIRS, order
-from strata.kernels.cuda.prompt_plans import CUTS, WIDE_CUTS, Cut, WideCut, expected, fitted, prompt_plan
+from strata.kernels.cuda.prompt_plans import CUTS, Cut, WideCut, expected, fitted, prompt_plan
 from strata.kernels.formats import BY_NAME
 from strata.kernels.ops import Hyper
 
@@ -47,7 +47,10 @@ DENSE_SHAPES = (
 SWEPT = DENSE_SHAPES[:5]
 EXPERTS, USED, HIDDEN, INNER, STREAMS, RANK = 512, 10, 2560, 640, 4, 320
 EXPERT_TYPES = ("IQ3_S", "IQ4_NL")
-TRIED = (*WIDE_CUTS, *CUTS[:3])
+TRIED = (
+    *CUTS[:6], Cut(64, 4, 8, 2), Cut(64, 4, 4, 3), Cut(128, 4, 4, 2), Cut(128, 4, 6, 1), Cut(64, 2, 8, 3),
+    Cut(64, 2, 4, 3), Cut(64, 4, 2, 3), Cut(64, 4, 5, 2), WideCut(2, 8, 4, 1), WideCut(2, 12, 2, 1),
+)  # fmt: skip
 CHECKED = 8
 REPEATS = 5
 MODULES = (arguments, compile, mixture, product)
