@@ -44,6 +44,8 @@ _GROUPS: Final = 8
 """Groups of state rows, as in the sources."""
 _FLOAT: Final = 4
 _THIRD: Final = 3
+BULK_ARCH: Final = 90
+"""The first cards with the copies of bulk.cuh."""
 _FEW_SEQUENCES: Final = 2
 OUTPUT: Final = np.dtype(
     [(name, np.uint64) for name in ("z", "w", "y", "ended")] + [("forms", forms.FORMS), ("n", I32), ("eps", F32)],
@@ -86,8 +88,8 @@ def slots_bytes(columns: int, d: int, tokens: int) -> int:
 
 
 def slots_columns(card: Card, segments: int, heads: int, d: int, tokens: int, whole: bool) -> int:
-    """State columns of a block of gdn_slots.cu: whole heads save a launch, halves of heads keep the memory busier (H200,
-    2026-11-29: 5.3 and 6.5 us for one sequence, 24.5 and 21.6 for eight). 0: there are too few states for a block for
+    """State columns of a block of gdn_slots.cu: whole heads save a launch, halves keep the memory busier: 5.3 and
+    6.5 us for one sequence, 24.5 and 21.6 for eight (H200, 2026-11-29). 0: there are too few states for a block for
     every third multiprocessor. `whole`: a block may have a head."""
     for columns in (128, 64) if segments <= _FEW_SEQUENCES else (64,):
         fits = columns < d + whole and slots_bytes(columns, d, tokens) <= card.shared_block
@@ -163,7 +165,7 @@ def gdn(
             launch(
                 "gdn_slots.cu", "gdn_slots", (d // columns, heads, size["s"]), (_GROUPS * columns // 4,),
                 p, *weights, state, segments, o, *sizes, output, products, shared=slots_bytes(columns, d, tokens),
-                TOKENS=tokens, COLUMNS=columns, **constants, **more,
+                TOKENS=tokens, COLUMNS=columns, BULK=int(cards.card().arch >= BULK_ARCH), **constants, **more,
             )  # fmt: skip
             if columns == d:
                 return y

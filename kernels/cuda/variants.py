@@ -1,6 +1,6 @@
 """Sources beside the products with the constants they are compiled with: what a check without a card compiles.
 
-operations()   (source, constants) for the geometries that the engine runs: the model's, and those of the test packs
+operations(arch)   (source, constants) for the geometries that the engine runs: the model's, and those of the test packs
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 from strata.kernels.cuda.chains import router_plan
 from strata.kernels.cuda.compile import Constants
-from strata.kernels.cuda.gdn import HEAD_SIZES
+from strata.kernels.cuda.gdn import BULK_ARCH, HEAD_SIZES
 from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, PROMPT_WAY
 from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
@@ -19,8 +19,8 @@ _PLAIN: Final = ("norm", "embed", "ple", "sample", "window", "draft", "qsa_score
 _GROUPS: Final = tuple((256, heads) for heads in HEADS_OF_A_THREAD[1:]) + ((128, 12), (192, 1))
 
 
-def operations() -> Iterator[tuple[str, Constants]]:
-    """Every source once for each set of constants."""
+def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
+    """Every source once for each set of constants that cards of sm_<arch> use."""
     for name in _PLAIN:
         yield f"{name}.cu", {}
     for per in (2, 20):
@@ -55,9 +55,11 @@ def operations() -> Iterator[tuple[str, Constants]]:
             window: Constants = {"HEAD_SIZE": d, "TAPS": 4, "TOKENS": tokens}
             yield "gdn_window.cu", window
             for columns in (64, 128) if d == 128 else (64,) if d == 64 else ():
-                gates: Constants = {"COLUMNS": columns, "GATES": 1, "TYPE": "F32", "STEPS": 20}
-                yield "gdn_slots.cu", window | {"COLUMNS": columns}
-                yield "gdn_slots.cu", window | gates
+                for bulk in (0, 1) if arch >= BULK_ARCH else (0,):
+                    slots: Constants = window | {"COLUMNS": columns, "BULK": bulk}
+                    gates: Constants = {"GATES": 1, "TYPE": "F32", "STEPS": 20}
+                    yield "gdn_slots.cu", slots
+                    yield "gdn_slots.cu", slots | gates
     for keys, values in KV.values():
         formats: Constants = {"KEYS": FORMATS[keys.name], "VALUES": FORMATS[values.name]}
         yield "qsa_prepare.cu", formats

@@ -1,15 +1,16 @@
 // The delta rule in a window of many sequences: bound by their states, each read and written once. gdn_window.cu is for few.
 //
 // A block is COLUMNS columns of one value head in one segment. Thread (group, quad) has the D / 8 rows of its group and four
-// neighbouring columns; it copies them to shared memory itself, so it waits for nobody else's, and begins with the first
-// rows while the others are under way. The second pass over the rows takes them from there again: with the state in
+// neighbouring columns in shared memory. Halves of a head it copies itself, so it waits for nobody else's, and begins with
+// the first rows while the others are under way; of whole heads a warp's rows are one run of bytes (bulk.cuh), which is in no
+// other load's way. The second pass over the rows takes them from there again: with the state in
 // registers only half as many blocks would be under way. Sums over the groups go through shared memory. A block with all
 // columns of a head makes the head's output (gdn_output of gdn.cu) and moves the kept inputs; in place, those of a query and
 // key head after the last block that reads them.
 // With GATES a block also makes the products that its gates want, of two weight rows with each token, before the other
 // projections are there.
-// Constants   HEAD_SIZE = D, TAPS, TOKENS of a segment at most, COLUMNS (64 or 128, up to D); GATES, and then TYPE of their
-//             weights and STEPS, elements of a chain under way
+// Constants   HEAD_SIZE = D, TAPS, TOKENS of a segment at most, COLUMNS (64 or 128, up to D), BULK as in bulk.cuh; GATES,
+//             and then TYPE of their weights and STEPS, elements of a chain under way
 // Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), to another row or in place
 // Source   the order of every sum is that of `ops.Kernels.gdn`
 #include "gdn_window.cuh"
@@ -17,6 +18,9 @@
 #include "formats.cuh"
 #include "quantize_lane.cuh"
 #include "forms.cuh"
+
+#define DEPTH 1
+#include "bulk.cuh"
 
 #ifndef TOKENS
 #define TOKENS 1
@@ -42,11 +46,19 @@ struct Tokens {
     float q[TOKENS][D], k[TOKENS][D], v[TOKENS][COLUMNS], decay[TOKENS], beta[TOKENS], b[TOKENS], a[TOKENS];
 };
 
+constexpr bool WHOLE = COLUMNS == D;
+constexpr int OF_WARP = 16 * 32 * ROWS;  // bytes of a warp's rows
+
 struct Memory {
-    float4 state[ROWS][THREADS];  // of each thread its own
+    float4 state[ROWS * THREADS];
     float4 keys[GROUPS][QUADS], queries[GROUPS][QUADS];  // sums of the groups
     Tokens tokens;
 };
+
+// Where a thread has four columns of a row of its group: of whole heads as they lie in memory.
+DEVICE int place_of(int row) {
+    return WHOLE ? (threadIdx.x / QUADS * ROWS + row) * QUADS + threadIdx.x % QUADS : row * THREADS + threadIdx.x;
+}
 
 // What a block works on.
 struct Work {
@@ -149,9 +161,14 @@ DEVICE T fold_groups(const T* sums, int pitch) {
 
 // A thread's rows by fours, in order: its own copies of four rows are waited for when they are wanted first.
 template <class F>
-DEVICE void for_fours(const F& work) {
+DEVICE void for_fours(const Runs& runs, const F& work) {
+    if (WHOLE) runs.wait(0);
 #pragma unroll
     for (int i = 0; i < FOURS; i++) {
+        if (WHOLE) {
+            work(i);
+            continue;
+        }
         if (i == 0) copies_wait<(FOURS > 1 ? FOURS - 1 : 0)>();
         if (i == 1) copies_wait<(FOURS > 2 ? FOURS - 2 : 0)>();
         if (i == 2) copies_wait<(FOURS > 3 ? FOURS - 3 : 0)>();
@@ -163,19 +180,19 @@ DEVICE void for_fours(const F& work) {
 // One token: s = s * decay; e = beta * (v - sum(s * k)); s = fma(k, e, s); the sums s * q of the group to memory.
 // `keep(row, s)` takes the new state of four columns.
 template <class Keep>
-DEVICE void delta_step(Memory& memory, int t, const Keep& keep) {
+DEVICE void delta_step(Memory& memory, const Runs& runs, int t, const Keep& keep) {
     const Tokens& tokens = memory.tokens;
-    const int tid = threadIdx.x, group = tid / QUADS, quad = tid % QUADS;
+    const int group = threadIdx.x / QUADS, quad = threadIdx.x % QUADS;
     const float4* keys = reinterpret_cast<const float4*>(tokens.k[t]) + group * FOURS;
     const float4* queries = reinterpret_cast<const float4*>(tokens.q[t]) + group * FOURS;
     const float decay = tokens.decay[t];
     float4 p[4] = {};
-    for_fours([&](int i) {
+    for_fours(runs, [&](int i) {
         const float4 k = keys[i];
-        p[0] = fma4(memory.state[4 * i][tid] * decay, k.x, p[0]);
-        p[1] = fma4(memory.state[4 * i + 1][tid] * decay, k.y, p[1]);
-        p[2] = fma4(memory.state[4 * i + 2][tid] * decay, k.z, p[2]);
-        p[3] = fma4(memory.state[4 * i + 3][tid] * decay, k.w, p[3]);
+        p[0] = fma4(memory.state[place_of(4 * i)] * decay, k.x, p[0]);
+        p[1] = fma4(memory.state[place_of(4 * i + 1)] * decay, k.y, p[1]);
+        p[2] = fma4(memory.state[place_of(4 * i + 2)] * decay, k.z, p[2]);
+        p[3] = fma4(memory.state[place_of(4 * i + 3)] * decay, k.w, p[3]);
     });
     memory.keys[group][quad] = (p[0] + p[1]) + (p[2] + p[3]);
     __syncthreads();
@@ -188,7 +205,7 @@ DEVICE void delta_step(Memory& memory, int t, const Keep& keep) {
         const float ks[4] = {k.x, k.y, k.z, k.w}, qs[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
         for (int c = 0; c < 4; c++) {
-            const float4 s = fma4(e, ks[c], memory.state[4 * i + c][tid] * decay);
+            const float4 s = fma4(e, ks[c], memory.state[place_of(4 * i + c)] * decay);
             p[c] = fma4(s, qs[c], p[c]);
             keep(4 * i + c, s);
         }
@@ -242,7 +259,6 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS)
     gdn_slots(const float* p, const float* conv_w, float* conv, const float* b, const float* a, const float* w_a,
               const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads,
               PARAMETER Output output, PARAMETER GateProducts gates) {
-    constexpr bool WHOLE = COLUMNS == D;
     extern __shared__ __align__(16) char dynamic[];
     Memory& memory = *reinterpret_cast<Memory*>(dynamic);
     const int tid = threadIdx.x, group = tid / QUADS, head = blockIdx.y, column = blockIdx.x * COLUMNS;
@@ -250,10 +266,18 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS)
     const int own = group * ROWS * D + column + tid % QUADS * 4;
     const float* before = state + (static_cast<long long>(seg.slot) * value_heads + head) * (D * D) + own;
     float* after = state + (static_cast<long long>(seg.to) * value_heads + head) * (D * D) + own;
+    __shared__ u64 arrived[THREADS / 32];
+    const Runs runs(arrived + tid / 32);
+    if (WHOLE) {
+        const u8* rows = reinterpret_cast<const u8*>(before - own) + tid / 32 * OF_WARP;
+        runs.begin<OF_WARP>(0, reinterpret_cast<u8*>(memory.state) + tid / 32 * OF_WARP, rows, OF_WARP);
+        runs.commit();
+    } else {
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        copy16(&memory.state[i][tid], before + i * D);
-        if (i % 4 == 3) copies_commit();
+        for (int i = 0; i < ROWS; i++) {
+            copy16(&memory.state[place_of(i)], before + i * D);
+            if (i % 4 == 3) copies_commit();
+        }
     }
 
     if (GATES) gates.make(memory.tokens, reinterpret_cast<float*>(memory.keys), seg, head);
@@ -273,9 +297,9 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
             for (int m = 0; m < PARTS; m++) gate[m] = output.z[vector * D + tid + 32 * m];
         if (TOKENS == 1 || row == seg.end - 1)
-            delta_step(memory, t, [&](int i, const float4& s) { *reinterpret_cast<float4*>(after + i * D) = s; });
+            delta_step(memory, runs, t, [&](int i, const float4& s) { *reinterpret_cast<float4*>(after + i * D) = s; });
         else
-            delta_step(memory, t, [&](int i, const float4& s) { memory.state[i][tid] = s; });
+            delta_step(memory, runs, t, [&](int i, const float4& s) { memory.state[place_of(i)] = s; });
         if (WHOLE && first_warp) output.leave(gate, sums, vector);
         if (!WHOLE && tid < COLUMNS) o[vector * D + column + tid] = fold_groups(sums + tid, COLUMNS);
     }

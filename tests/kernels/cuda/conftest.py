@@ -61,6 +61,10 @@ class Target:
         self._put = put
         self._host = host
 
+    @property
+    def emulated(self) -> bool:
+        return self._emulator is not None
+
     def put(self, value: Any) -> Any:
         """A host array, a weight, or a dataclass of them, on the device; None and numbers pass."""
         if isinstance(value, np.ndarray):

@@ -26,7 +26,7 @@ SPILLS = {
     "product_window": "16 groups of 16 rows and columns at 128 registers: addresses that are used once a chunk",
     "gdn_scan": "sm_120 only: a few words of 128 registers, queries and keys of eight tokens that are loaded early",
     "gdn_window": "sm_120 only: a few words of 128 registers, queries and keys of eight tokens that are loaded early",
-    "gdn_slots": "two words at the 80 registers that let three blocks in: addresses, kept over the products of its gates",
+    "gdn_slots": "a few words at the 80 registers that let three blocks in: addresses, kept over the gates' products",
     "lanes_window": "sm_120 only: addresses of 8 activation rows, used once a weight row",
     "qsa_keys": "a few words at the registers that its block leaves, outside the loop over tokens",
     "gdn_inputs": "sm_120 only: two words around a division",
@@ -70,7 +70,7 @@ def test_every_kernel_compiles_and_spills_only_where_it_says_why():
         modes = MODES if arch == 90 else (DENSE, GATE_UP)
         jobs += [(arch, *job) for job in once_each(products(card, REPRESENTATIVE, modes))]
         if arch in (75, 90):
-            jobs += [(arch, *job) for job in once_each(operations())]
+            jobs += [(arch, *job) for job in once_each(operations(arch))]
     types = [name for name in QUANTISED if name not in REPRESENTATIVE]
     jobs += [(90, *job) for job in once_each(products(CARDS[90], types, (DENSE,), (2,)))]
     rows = compile_all(jobs, REPORT)
@@ -81,6 +81,6 @@ def test_every_kernel_compiles_and_spills_only_where_it_says_why():
 @pytest.mark.soak
 @pytest.mark.parametrize("arch", CARDS)
 def test_every_kernel_of_every_type_compiles(arch: int):
-    jobs = once_each([*products(CARDS[arch], (*QUANTISED, *FLOATS)), *operations()])
+    jobs = once_each([*products(CARDS[arch], (*QUANTISED, *FLOATS)), *operations(arch)])
     rows = compile_all([(arch, *job) for job in jobs], REPORT.with_name(f"cuda-report-sm_{arch}.json"))
     assert not unexplained(rows)
