@@ -35,12 +35,12 @@ from strata.kernels.ops import Gdn
 
 REPEATS: Final = 5
 DEPTHS: Final = (8192, 2048)
-VALUE_WAYS: Final = ((2, 3, 1), (2, 3, 3), (3, 2, 1), (4, 2, 1), (4, 2, 2))
-"""Pairs of tokens under way, rows of a multiprocessor, rows of a block."""
+WAYS: Final = ((2, 3, 1, 2), (2, 3, 1, 4), (2, 3, 3, 2), (3, 2, 1, 2), (4, 2, 1, 2), (4, 2, 2, 2))
+"""Pairs of tokens under way, rows of a multiprocessor, rows of a block, chains of a lane."""
 
 PEAK: Final = r"""
-// Dots of 64 tokens with 12 heads by a warp, as qsa_keys_row computes them, again and again from the same memory. A lane
-// has CHAINS of the four chains of TOKENS x OWN sums. CHAINS 0: the sums alone.
+// Dots of 64 tokens with 12 heads by a warp, as qsa_keys_row computes them, many times from the same memory. A lane has
+// CHAINS of the four chains of TOKENS x OWN sums. CHAINS 0: the sums alone.
 template <int N> struct Word { typedef float T; };
 template <> struct Word<2> { typedef float2 T; };
 template <> struct Word<4> { typedef float4 T; };
@@ -192,10 +192,15 @@ def ways(ops: Operations) -> None:
     """Keys and values with more or less under way, and rows of a block that find each other's in the first cache."""
     for depth in DEPTHS:
         call, macs = layer_of(ops, "fp32", depth, depth)
-        for ahead, rows, together in VALUE_WAYS:
-            way = {"VALUES_AHEAD": ahead, "VALUES_BLOCKS": rows, "ROWS_OF_A_BLOCK": together}
+        for ahead, rows, together, chains in WAYS:
+            way = {
+                "VALUES_AHEAD": ahead,
+                "VALUES_BLOCKS": rows,
+                "ROWS_OF_A_BLOCK": together,
+                "KEY_CHAINS": chains,
+            }
             with patch.dict(qsa.PROMPT_WAY, way):
-                what = f"{depth} rows, {ahead} ahead, {rows} rows, {together} a block"
+                what = f"{depth} rows, {ahead} ahead, {rows} rows, {together} a block, {chains} chains"
                 by_kernel(ops, what, call, {"qsa_keys_row": macs, "qsa_values_row": macs}, qsa)
         del call
         ops.cp.get_default_memory_pool().free_all_blocks()

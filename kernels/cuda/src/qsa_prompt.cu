@@ -7,7 +7,7 @@
 // Why two chains: shared memory gives 128 bytes a turn, and takes one turn for two words a lane where neighbouring lanes (or
 //                 those two apart) ask for the same two. So 96 sums take 14 turns; of one chain 20, of whole dots 20.
 //
-// Constants   HEAD_SIZE = D, HEADS, KEYS, VALUES; ROWS_OF_A_BLOCK; of qsa_values_row VALUES_AHEAD, pairs of tokens under way,
+// Constants   HEAD_SIZE = D, HEADS, KEYS, VALUES; ROWS_OF_A_BLOCK, KEY_CHAINS; of qsa_values_row VALUES_AHEAD, pairs of tokens under way,
 //             and VALUES_BLOCKS, rows on a multiprocessor
 #include "attend.cuh"
 
@@ -24,6 +24,9 @@
 #define VALUES_BLOCKS 3
 #endif
 
+#ifndef KEY_CHAINS
+#define KEY_CHAINS 2
+#endif
 #ifndef ROWS_OF_A_BLOCK
 #define ROWS_OF_A_BLOCK 1
 #endif
@@ -60,8 +63,10 @@ DEVICE void copy16_of_rows(void* to, const void* from) {
 constexpr int SLICE = 16;      // dims at a time
 constexpr int HEAD_SETS = HEADS % 2 ? 1 : 2;    // lanes that share tokens: head h is of set h % HEAD_SETS
 constexpr int OWN_HEADS = HEADS / HEAD_SETS;
-constexpr int TOKEN_GROUPS = 16 / HEAD_SETS;    // of a warp's 64 tokens: t is of group t % TOKEN_GROUPS
+constexpr int CHAINS = KEY_CHAINS;              // of a lane
+constexpr int TOKEN_GROUPS = 8 * CHAINS / HEAD_SETS;  // of a warp's 64 tokens: t is of group t % TOKEN_GROUPS
 constexpr int TOKENS = 64 / TOKEN_GROUPS;       // of a lane
+constexpr int EACH_KEPT = 4 / CHAINS;                // of its tokens a lane keeps every first, or every second
 constexpr int FEW_TOKENS = 8;  // a part of so few, what follows the listed blocks, is computed from device memory
 
 // SLICE dims of the keys of a part. The pitch keeps eight tokens in different banks.
@@ -79,6 +84,14 @@ struct KeysMemory {
     int tokens[PART];
     float tops[WARPS][HEADS];
 };
+
+// CHAINS neighbouring words.
+DEVICE void read_words(float (&v)[CHAINS], const float* p) {
+    const typename Word<4 * CHAINS>::T raw = *reinterpret_cast<const typename Word<4 * CHAINS>::T*>(p);
+    const u32* words = reinterpret_cast<const u32*>(&raw);
+#pragma unroll
+    for (int i = 0; i < CHAINS; i++) v[i] = __uint_as_float(words[i]);
+}
 
 // Plain formats are copied asynchronously as they are; a thread takes the same piece of several tokens.
 template <class Format>
@@ -102,10 +115,16 @@ struct Stage {
             copy16_of_rows(&to.k[own_thread() / PIECES + i * EACH][own_thread() % PIECES * PIECE], from + rows[i] * 16ull);
     }
     DEVICE void land(To&) {}
-    DEVICE static float2 pair(const Value* p) {
-        if (sizeof(Value) == 4) return *reinterpret_cast<const float2*>(p);
-        const u32 two = *reinterpret_cast<const u32*>(p);
-        return make_float2(Format::get(static_cast<Value>(two)), Format::get(static_cast<Value>(two >> 16)));
+    DEVICE static void read(float (&v)[CHAINS], const Value* p) {
+        struct Raw {
+            typename Word<CHAINS * sizeof(Value)>::T word;
+        };
+        const Raw raw = {*reinterpret_cast<const typename Word<CHAINS * sizeof(Value)>::T*>(p)};
+        const u32* words = reinterpret_cast<const u32*>(&raw);
+#pragma unroll
+        for (int i = 0; i < CHAINS; i++)
+            v[i] = sizeof(Value) == 4 ? __uint_as_float(words[i % CHAINS])
+                                      : Format::get(static_cast<Value>(words[i / 2] >> i % 2 * 16));
     }
 };
 
@@ -146,7 +165,7 @@ struct Stage<Packed<Codes>> {
             }
         }
     }
-    DEVICE static float2 pair(const float* p) { return *reinterpret_cast<const float2*>(p); }
+    DEVICE static void read(float (&v)[CHAINS], const float* p) { read_words(v, p); }
 };
 
 // Scores of the few tokens of a part: a thread a dot.
@@ -166,15 +185,17 @@ DEVICE void few_keys(const float* q, const u8* cached, const int* tokens, int co
     }
 }
 
-// What a lane is: lanes 1 apart differ in the set of heads, lanes 4 apart in the two chains, the others in the tokens.
+// What a lane is: lanes 1 apart differ in the set of heads; where a lane has two chains, lanes 4 apart differ in which; the
+// others differ in the tokens.
 struct Place {
     int heads, chains, group;
 
     DEVICE Place() {
         const int lane = threadIdx.x & 31;
         heads = HEAD_SETS == 2 ? lane & 1 : 0;
-        chains = lane >> 2 & 1;
-        group = HEAD_SETS == 2 ? lane >> 1 & 1 | lane >> 3 << 1 : lane & 3 | lane >> 3 << 2;
+        chains = CHAINS == 2 ? lane >> 2 & 1 : 0;
+        const int rest = CHAINS == 2 ? lane & 3 | lane >> 3 << 2 : lane;
+        group = HEAD_SETS == 2 ? rest >> 1 : rest;
     }
     DEVICE int head(int h) const { return h * HEAD_SETS + heads; }
     // Sum t of a lane is this one of its warp's tokens: what a lane keeps of an exchange of chains is in the same registers
@@ -184,46 +205,51 @@ struct Place {
 
 // Dots of 64 tokens with all heads by a warp, chains apart.
 struct Dots {
-    float c[TOKENS][OWN_HEADS][2];
+    float c[TOKENS][OWN_HEADS][CHAINS];
 
     DEVICE void clear() {
 #pragma unroll
         for (int t = 0; t < TOKENS; t++)
 #pragma unroll
-            for (int h = 0; h < OWN_HEADS; h++) c[t][h][0] = c[t][h][1] = 0.0f;
+            for (int h = 0; h < OWN_HEADS; h++)
+#pragma unroll
+                for (int i = 0; i < CHAINS; i++) c[t][h][i] = 0.0f;
     }
 
     template <class Value>
     DEVICE void add(const Slices<Value>& tile, const float* q, int first, const Place& place) {
-        const Value *even = &tile.k[first + place.token(0)][2 * place.chains],
-                    *odd = &tile.k[first + place.token(1)][2 * place.chains];
+        const Value *even = &tile.k[first + place.token(0)][CHAINS * place.chains],
+                    *odd = &tile.k[first + place.token(1)][CHAINS * place.chains];
 #pragma unroll
         for (int x = 0; x < SLICE; x += 4) {
-            float2 keys[TOKENS], queries[OWN_HEADS];
+            float keys[TOKENS][CHAINS], queries[OWN_HEADS][CHAINS];
 #pragma unroll
             for (int t = 0; t < TOKENS; t++)
-                keys[t] = Stage<Keys>::pair((t % 2 ? odd : even) + t / 2 * 2 * TOKEN_GROUPS * Slices<Value>::PITCH + x);
+                Stage<Keys>::read(keys[t], (t % 2 ? odd : even) + t / 2 * 2 * TOKEN_GROUPS * Slices<Value>::PITCH + x);
 #pragma unroll
-            for (int h = 0; h < OWN_HEADS; h++)
-                queries[h] = *reinterpret_cast<const float2*>(q + h * HEAD_SETS * (D + 16) + x);
+            for (int h = 0; h < OWN_HEADS; h++) read_words(queries[h], q + h * HEAD_SETS * (D + 16) + x);
 #pragma unroll
             for (int t = 0; t < TOKENS; t++)
 #pragma unroll
-                for (int h = 0; h < OWN_HEADS; h++) {
-                    c[t][h][0] = fmaf(queries[h].x, keys[t].x, c[t][h][0]);
-                    c[t][h][1] = fmaf(queries[h].y, keys[t].y, c[t][h][1]);
-                }
+                for (int h = 0; h < OWN_HEADS; h++)
+#pragma unroll
+                    for (int i = 0; i < CHAINS; i++) c[t][h][i] = fmaf(queries[h][i], keys[t][i], c[t][h][i]);
         }
     }
 
-    // (c0 + c1) + (c2 + c3). A lane keeps its even tokens.
+    // (c0 + c1) + (c2 + c3) in c[t][h][0] of the tokens that a lane keeps.
     DEVICE void join() {
 #pragma unroll
-        for (int t = 0; t < TOKENS; t += 2)
+        for (int t = 0; t < TOKENS; t += EACH_KEPT)
 #pragma unroll
             for (int h = 0; h < OWN_HEADS; h++) {
-                const float mine = c[t][h][0] + c[t][h][1], theirs = c[t + 1][h][0] + c[t + 1][h][1];
-                c[t][h][0] = mine + __shfl_xor_sync(ALL, theirs, 4);
+                const float mine = c[t][h][0] + c[t][h][1];
+                if (CHAINS == 4) {
+                    c[t][h][0] = mine + (c[t][h][2 % CHAINS] + c[t][h][3 % CHAINS]);
+                } else {
+                    const float theirs = c[(t + 1) % TOKENS][h][0] + c[(t + 1) % TOKENS][h][1];
+                    c[t][h][0] = mine + __shfl_xor_sync(ALL, theirs, 4);
+                }
             }
     }
 };
@@ -268,7 +294,7 @@ KERNEL void __launch_bounds__(BLOCK, 3 / ROWS_OF_A_BLOCK)
     stage.fetch(tiles[0], 0);
     copies_commit();
     stage.land(tiles[0]);
-    const float* own_q = &m.q[place.heads][2 * place.chains];
+    const float* own_q = &m.q[place.heads][CHAINS * place.chains];
 #pragma unroll 1
     for (int slice = 0, u = 0; slice < D / SLICE; slice++, u ^= 1) {
         copies_wait<0>();
@@ -286,7 +312,7 @@ KERNEL void __launch_bounds__(BLOCK, 3 / ROWS_OF_A_BLOCK)
         float* to = s + place.head(h) * static_cast<long long>(stride);
         float top = -INFINITE;
 #pragma unroll
-        for (int i = 0; i < TOKENS; i += 2) {
+        for (int i = 0; i < TOKENS; i += EACH_KEPT) {
             const int t = warp * 64 + place.token(i);
             const float a = dots.c[i][h][0] * scale;
             if (t < count) to[t] = a, top = fmaxf(top, a);
