@@ -151,6 +151,10 @@ def _listed(call: Callable[[], Any]) -> Callable[[], list[Any]]:
     return lambda: list(call())
 
 
+def _one(call: Callable[[], Any]) -> Callable[[], list[Any]]:
+    return lambda: [call()]
+
+
 def delta(ops: Operations) -> Iterator[Case]:
     """The delta net of some slots with the products of its gates: three launches, two, or one."""
     bench, ended = ops.bench, ops.cp.zeros(1024, ops.cp.uint32)
@@ -175,14 +179,17 @@ def delta(ops: Operations) -> Iterator[Case]:
             own = gdn.Gates(gates[i][0], gates[i][1], u)
             return gdn.gdn(bench.workspace, w, p, z, None, None, rows, *states[i], EPS, ended, own)
 
-        ways = ((", gates apart", True, 0), (", gates apart", True, 128), ("", False, 64), ("", False, 128))
-        for note, made, columns in ways:
+        ways = (
+            (", gates apart", True, 0, 90), (", gates apart", True, 128, 90), ("", False, 64, 90), ("", False, 128, 90),
+            (", copied by lanes", False, 128, 999),
+        )  # fmt: skip
+        for note, made, columns, bulk in ways:
             calls = [partial(call, i, made) for i in range(layers)]
 
             def results(call: Callable[[], Any] = calls[0], state: tuple[Any, Any] = states[0]) -> list[Any]:
                 return [call(), *state]
 
-            set_ = [(gdn, "slots_columns", lambda *_, columns=columns: columns)]
+            set_ = [(gdn, "slots_columns", lambda *_, columns=columns: columns), (gdn, "BULK_ARCH", bulk)]
             label = f"gdn {slots} slots, {f'{columns} columns' if columns else 'gdn_window'}{note}"
             yield Case(label, calls, f"gdn {slots}", results, set_, kernels=True)
 
@@ -222,7 +229,7 @@ def attention(ops: Operations) -> Iterator[Case]:
         for note, chunks in (("", 0), (", 1 chunk", 1), (", 3 chunks", 3)):
             ways: list[Any] = [(qsa, "value_chunks", lambda *_, chunks=chunks: chunks)] if chunks else []
             group = f"attention {n} {depth}"
-            yield Case(f"{group}{note}", calls, group, lambda call=calls[0]: [call()], ways, kernels=True)
+            yield Case(f"{group}{note}", calls, group, _one(calls[0]), ways, kernels=True)
 
 
 def ends(ops: Operations) -> Iterator[Case]:
