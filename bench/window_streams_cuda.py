@@ -42,10 +42,17 @@ REPLAYS = 15
 SCALES = {"Q6_K": (208, 2e-5), "Q8_0": (0, 1e-3)}
 """Where a block has its scale, and one that gives products of ordinary size: no saturated gate, no subnormal number."""
 
+
+def _rows(launch: Launch) -> int:
+    """Of a product's matrix; 0 of other kernels."""
+    struct = launch.arguments[0]
+    return int(struct["matrix"]["rows"].sum()) if isinstance(struct, np.ndarray) and struct.dtype.names else 0
+
+
 SHARED: dict[str, Callable[[Launch], bool]] = {
     "no kernel": lambda launch: False,
     "hyper-connections": lambda launch: launch.kernel.name.startswith("hyper"),
-    "hyper-connections and the product before": lambda launch: not launch.label.endswith(f"{INNER} x {HIDDEN}"),
+    "hyper-connections and the product before": lambda launch: _rows(launch) != INNER,
     "every kernel": lambda launch: True,
 }
 """Which kernels ask for all of the first cache as shared memory, where the others ask for half."""
@@ -54,10 +61,11 @@ FEWER = 100
 
 
 class Rounds:
-    """Modules, the products between them, and the arrays of n rows."""
+    """Modules, the products between them, and the arrays of n rows. `mail`: with `hyper_window.mail_box`."""
 
-    def __init__(self, bench: Bench, n: int) -> None:
+    def __init__(self, bench: Bench, n: int, mail: bool = False) -> None:
         self.bench, self.n = bench, n
+        self.mail = hyper_window.mail_box(bench.workspace) if mail else None
         self.into, self.out = self._weight("Q6_K", INNER, HIDDEN), self._weight("Q6_K", HIDDEN, INNER)
         self.modules = [self._module()]
         one = sum(w.data.nbytes for w in (self.modules[0].down, self.modules[0].up))
@@ -81,7 +89,7 @@ class Rounds:
         return w
 
     def mix(self, module: Hyper, beta: Any, y: Any) -> tuple[Any, Any]:
-        return hyper.hyper_mix(self.bench.workspace, self.x, module, EPS, self.n, (beta, y))
+        return hyper.hyper_mix(self.bench.workspace, self.x, module, EPS, self.n, (beta, y), self.mail)
 
     def run(self) -> None:
         """A chain."""
@@ -131,6 +139,18 @@ def measure(rounds: Rounds) -> None:
             bench.add(f"round of {n} rows: {' + '.join(names)}", "us", shares)
 
 
+def measure_mail(rounds: Rounds) -> None:
+    """A round whose kernels hand numbers over while both run."""
+    bench, count = rounds.bench, len(rounds.modules)
+    for _ in range(3):
+        rounds.check()
+    with bench.stream:
+        launches = Launches.of(rounds.run)
+        us = [t / count for t in bench.times([launches.queue], REPLAYS)]
+    bench.add(f"round of {rounds.n} rows, numbers handed over", "us", us)
+    rounds.check()
+
+
 def ways(rounds: Rounds) -> None:
     """Other shares of the first cache, and other blocks."""
     bench, n, count = rounds.bench, rounds.n, len(rounds.modules)
@@ -157,16 +177,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ways", action="store_true", help="also other shares of the cache, other blocks")
     args = parser.parse_args(argv)
     bench = Bench(Console(width=150))
-    for n in map(int, args.rows.split(",")):
-        rounds = Rounds(bench, n)
-        rounds.check()
-        measure(rounds)
-        if args.ways:
-            ways(rounds)
-        del rounds
-    report = Report(tool="window_streams_cuda", records=bench.records, flags=vars(args) | {"out": None})
-    if args.out:
-        report.write(args.out)
+    flags = {"rows": args.rows, "ways": args.ways}
+    for mail in (False, True):
+        for n in map(int, args.rows.split(",")):
+            rounds = Rounds(bench, n, mail)
+            rounds.check()
+            if mail:
+                measure_mail(rounds)
+            else:
+                measure(rounds)
+            if args.ways and not mail:
+                ways(rounds)
+            del rounds
+        report = Report(tool="window_streams_cuda", records=bench.records, flags=flags)
+        if args.out:
+            report.write(args.out)
     show(report, bench.console)
     return 0
 

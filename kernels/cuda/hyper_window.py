@@ -48,6 +48,11 @@ _FUSED_THREADS: Final = 512
 _FUSED_PER_THREAD: Final = 20
 """Elements of a thread that still leave registers for a block of 512."""
 
+_MOST_MAIL: Final = 4096
+"""Words of the mail between hyper_down.cu and hyper_window.cu."""
+_MAIL_ARCH: Final = 90
+"""The first cards whose kernels overlap, so that there is something to win."""
+
 Added = tuple[DeviceArray, DeviceArray]
 
 
@@ -80,6 +85,15 @@ def norm_streams(
     return normed, made
 
 
+def mail_box(workspace: Workspace) -> DeviceArray | None:
+    """Room for `Mail` and its words (mail.cuh), which keeps what is in it; None on cards that have no use for it."""
+    if cards.card().arch < _MAIL_ARCH:
+        return None
+    mail = workspace.array((1 + _MOST_MAIL,), np.uint64)
+    mail[...] = 0
+    return mail
+
+
 def takes(hc: Hyper, n: int, streams: int, width: int) -> bool:
     """Whether `mix` does these rows."""
     kind, cols = hc.up.type, hc.up.cols
@@ -98,24 +112,27 @@ def mix(
     u: DeviceArray,
     beta: DeviceArray | None,
     left: np.ndarray,
+    mail: DeviceArray | None,
 ) -> None:
-    """x (n, C, H) -> u and beta, for rows that `takes` allows; `added` and x as for `hyper_mix`. `left`: where u goes
-    quantised (`forms.leave`), or nothing."""
+    """x (n, C, H) -> u and beta, for rows that `takes` allows; `added`, `mail` and x as for `hyper_mix`. `left`: where
+    u goes quantised (`forms.leave`), or nothing."""
     n, streams, width = x.shape
-    scale = F32(1) / F32(streams)
+    if n * hc.down.rows + streams > _MOST_MAIL:
+        mail = None
     if n == 1 and _fuses(hc, streams, width):
         a, normed = workspace.array((1, hc.down.rows)), workspace.array((1, streams * width))
-        _fused_down(x, hc, eps, added, a, normed, beta)
-        _end(hc, a, normed, u, None, (x, *added) if added else (None, None, None), left, 1, scale)
+        _fused_down(x, hc, eps, added, a, normed, beta, mail)
+        _end(hc, a, normed, u, beta, (x, *added) if added else (None, None, None), left, mail, fresh=True)
         return
     rows = _down_rows(hc.down, n, width)
     normed, made = norm_streams(workspace, x, hc, eps, added, hc.down.type if rows else None)
     if made is None:
         (a,) = linear(workspace, [hc.down], normed)
+        mail = None
     else:
         a = workspace.array((n, hc.down.rows))
-        _down(hc.down, made, a, rows)
-    _end(hc, a, normed, u, beta, (None, None, None), left, 0, scale)
+        _down(hc.down, made, a, rows, mail)
+    _end(hc, a, normed, u, beta, (None, None, None), left, mail, fresh=False)
 
 
 def _plain(kind: TensorType) -> bool:
@@ -148,22 +165,24 @@ def _end(
     beta: DeviceArray | None,
     added: tuple[DeviceArray | None, ...],
     left: np.ndarray,
-    fresh: int,
-    scale: np.float32,
+    mail: DeviceArray | None,
+    fresh: bool,
 ) -> None:
-    """All after the product with `down`. `added`: x, beta, y when x is still to be written; `fresh`: normed is new."""
+    """All after the product with `down`. `added`: x, beta, y when x is still to be written; `fresh`: normed is new, and
+    beta made."""
     (n, width), cols = u.shape, hc.up.cols
     streams = normed.shape[1] // width
-    n_beta, threads = 0 if beta is None else beta.size, 4 * streams * ELEMENTS
+    n_beta, threads = 0 if beta is None or fresh else beta.size, 4 * streams * ELEMENTS
     inject = None if hc.inject is None else hc.inject.data
     spans = cols // ACT_BLOCK
     at_once = next((h for h in _AT_ONCE if h * threads >= n * cols), _AT_ONCE[-1])
     launch(
         "hyper_window.cu", "hyper_window", (width // ELEMENTS + -(-n_beta * LANES // threads),), (threads,),
-        a, normed, hc.up.data, inject, u, beta, *added, left,
-        I32(n), I32(width), I32(n_beta), scale,
+        a, normed, hc.up.data, inject, u, beta, *added, left, mail,
+        I32(_beside(beta, streams)), I32(n), I32(width), I32(n_beta), F32(1) / F32(streams),
         shared=_end_shared(hc.up, n, streams),
-        TYPE=hc.up.type.name, SPANS=spans, STREAMS=streams, FRESH=fresh, EIGHTS=_eights(n), AT_ONCE=at_once,
+        TYPE=hc.up.type.name, SPANS=spans, STREAMS=streams, FRESH=int(fresh), MAIL=int(mail is not None),
+        EIGHTS=_eights(n), AT_ONCE=at_once,
     )  # fmt: skip
 
 
@@ -212,14 +231,14 @@ def _down_rows(down: Weight, n: int, width: int) -> int:
     return rows
 
 
-def _down(down: Weight, normed: Quantized, a: DeviceArray, rows: int) -> None:
-    """a = down * normed, `rows` of a block."""
+def _down(down: Weight, normed: Quantized, a: DeviceArray, rows: int, mail: DeviceArray | None) -> None:
+    """a = down * normed, `rows` of a block; as mail where there is some."""
     n, workers, summers = len(a), _workers(down.cols), -(-rows * len(a) // 32)
     launch(
         "hyper_down.cu", "hyper_down", (-(-down.rows // rows),), (32 * (workers + summers),),
-        normed.q, normed.d, normed.sums, down.data, a, I32(down.rows), I32(n),
+        normed.q, normed.d, normed.sums, down.data, a, mail, I32(down.rows), I32(n),
         shared=_down_shared(down, rows, n), TYPE=down.type.name, ROWS=rows, FUSED=0, COLS=down.cols,
-        COLUMNS=_columns(n), WORKERS=workers, SUMMERS=summers,
+        COLUMNS=_columns(n), WORKERS=workers, SUMMERS=summers, MAIL=int(mail is not None),
     )  # fmt: skip
 
 
@@ -235,6 +254,11 @@ def _fuses(hc: Hyper, streams: int, width: int) -> bool:
     return _plain(hc.down.type) and fits and shared <= _room()
 
 
+def _beside(beta: DeviceArray | None, streams: int) -> int:
+    """Blocks of hyper_down.cu, fused, beside those with rows of `down`."""
+    return 1 if beta is None else streams
+
+
 def _inject_shared(hc: Hyper) -> int:
     """Of a block of hyper_down.cu that makes a beta: a row of inject, and normed."""
     return 8 * hc.down.cols if hc.inject is not None else 4 * hc.down.cols
@@ -248,17 +272,17 @@ def _fused_down(
     a: DeviceArray,
     normed: DeviceArray,
     beta: DeviceArray | None,
+    mail: DeviceArray | None,
 ) -> None:
-    """a, normed and beta of one row; x stays as it is."""
+    """a (as mail where there is some), normed and beta of one row; x stays as it is."""
     _, streams, width = x.shape
-    rows = _fused_rows(hc.down)
-    others = 1 if beta is None else streams
+    rows, others = _fused_rows(hc.down), _beside(beta, streams)
     strength, y = added or (None, None)
     blocks, held = -(-hc.down.rows // rows) + others, _fused_shared(hc.down, rows, held=True) <= _room()
     launch(
         "hyper_down.cu", "hyper_down", (blocks,), (_FUSED_THREADS,),
-        x, strength, y, hc.norm, None if hc.inject is None else hc.inject.data, hc.down.data, a, normed, beta,
+        x, strength, y, hc.norm, None if hc.inject is None else hc.inject.data, hc.down.data, a, normed, beta, mail,
         I32(hc.down.rows), F32(eps), F32(1) / F32(streams),
         shared=max(_fused_shared(hc.down, rows, held), _inject_shared(hc)), NORM_HELD=int(held),
-        TYPE=hc.down.type.name, ROWS=rows, FUSED=1, STREAMS=streams, PER_THREAD=width // LANES,
+        MAIL=int(mail is not None), TYPE=hc.down.type.name, ROWS=rows, FUSED=1, STREAMS=streams, PER_THREAD=width // LANES,
     )  # fmt: skip

@@ -15,10 +15,12 @@
 // Shapes      x, normed (C, H), y (H,), beta (C,), inject (C, C * H) or null, down (rows, C * H), q (n, 2, C * H / 2) by
 //             halves of blocks, d (n, C * H / 32), sums (n, C * H / GROUP) -> a (n, rows). C * H a multiple of 256.
 //             Dynamic shared memory: `Parts`
+// MAIL = 1: a is posted (mail.cuh), and of the blocks that make beta that they have read x and written `normed`.
 // Source      `product`, `lanes` and `ops.Kernels.hyper_mix`
 #include "rows.cuh"
 #include "formats.cuh"
 #include "quantize_lane.cuh"
+#include "mail.cuh"
 #include "ready.cuh"
 
 typedef TYPE F;
@@ -35,7 +37,7 @@ constexpr int THREADS = 32 * (WORKERS + SUMMERS);
 static_assert(WORKERS <= 16, "a barrier between any two of them that follow each other");
 constexpr int READY = 32;
 #endif
-constexpr int BESIDE = FUSED || ROWS <= 3 ? 2 : 1;  // registers that leave room for a block of another kernel
+constexpr int BESIDE = FUSED || (ROWS <= 3 && ARCH >= 800) ? 2 : 1;  // registers that leave room for a block of another kernel
 constexpr int SPANS = COLS / 32;
 constexpr int ROW_BYTES = COLS / F::BLOCK * F::BYTES;
 static_assert(SPANS % AT_ONCE == 0, "terms are read eight spans at once");
@@ -190,6 +192,13 @@ DEVICE float sum_of_row(const float* terms, const float* scales, const Ready* re
     return sum;
 }
 
+DEVICE void leave(float* a, Mail* mail, u32 turn, int at, float value) {
+    if (MAIL)
+        mail_post((u64*)(mail + 1) + at, turn, value);
+    else
+        a[at] = value;
+}
+
 #if FUSED
 
 DEVICE void unpack_rows(u8* memory, const Rows& rows) {
@@ -268,15 +277,20 @@ DEVICE void ask_for(const float* w, u8* memory) {
 }
 
 // beta of row `unit` of inject, which lies in shared memory behind room for the normed values.
-DEVICE void make_beta(const Values& values, float* memory, float* buffer, float* normed, float* beta, int unit, float scale) {
+DEVICE void make_beta(const Values& values, float* memory, float* buffer, float* normed, float* beta, int unit, float scale,
+                      u64* post, u32 turn) {
     const int first = threadIdx.x / LANES * PER_THREAD * LANES + threadIdx.x % LANES, lane = threadIdx.x & 31;
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) {
         memory[first + i * LANES] = values.v[i];
         if (unit == 0) normed[first + i * LANES] = values.v[i];
     }
-    if (!beta) return;
     __syncthreads();
+    if (MAIL && threadIdx.x == 0) {
+        __threadfence();
+        mail_post(post, turn, 0.0f);
+    }
+    if (!beta) return;
     if (threadIdx.x < LANES) {
         float chain = 0.0f;
 #pragma unroll 8
@@ -291,7 +305,7 @@ DEVICE void make_beta(const Values& values, float* memory, float* buffer, float*
 
 KERNEL void __launch_bounds__(THREADS, BESIDE)
     hyper_down(const float* x, const float* strength, const float* y, const float* w, const float* inject, const u8* down,
-               float* a, float* normed, float* beta, int n_rows, float eps, float scale) {
+               float* a, float* normed, float* beta, Mail* mail, int n_rows, float eps, float scale) {
     extern __shared__ __align__(16) u8 memory[];
     __shared__ float buffer[THREADS];
     constexpr int WIDTH = PER_THREAD * LANES;
@@ -299,6 +313,8 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
     const int stream = threadIdx.x / LANES, j = threadIdx.x % LANES;
     const Rows rows(down, n_rows);
     __shared__ Ready ready[STREAMS];
+    __shared__ u32 turn;
+    if (MAIL && threadIdx.x == 0) turn = mail_turn(mail);
     if (threadIdx.x < STREAMS) ready_init(ready + threadIdx.x, LANES / 32);
     ask_for(w, memory);
     if (unit < 0) {
@@ -328,7 +344,7 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
     }
     values.norm((NORM_HELD ? (const float*)memory : w) + stream * WIDTH + j, buffer, eps);
     if (unit >= 0) {
-        make_beta(values, (float*)memory, buffer, normed, beta, unit, scale);
+        make_beta(values, (float*)memory, buffer, normed, beta, unit, scale, (u64*)(mail + 1) + n_rows + unit, turn);
         return;
     }
     if (stream) threads_meet(stream, 2 * LANES);  // the one before has been quantised
@@ -340,7 +356,7 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
     const int r = min((int)threadIdx.x, rows.count - 1);
     const float sum = sum_of_row((const float*)(memory + Parts::terms(1)) + r * Parts::PITCH,
                                  (const float*)(memory + Parts::SCALES), ready);
-    if (threadIdx.x < rows.count) a[blockIdx.x * ROWS + r] = sum;
+    if (threadIdx.x < rows.count) leave(a, mail, turn, blockIdx.x * ROWS + r, sum);
 }
 
 #else
@@ -404,9 +420,12 @@ struct Worker {  // a lane with 32 columns of all rows
 };
 
 KERNEL void __launch_bounds__(THREADS, BESIDE)
-    hyper_down(const u8* q, const float* d, const float* sums, const u8* down, float* a, int n_rows, int n) {
+    hyper_down(const u8* q, const float* d, const float* sums, const u8* down, float* a, Mail* mail, int n_rows,
+               int n) {
     extern __shared__ __align__(16) u8 memory[];
     __shared__ Ready ready[(SPANS + 31) / 32];
+    __shared__ u32 turn;
+    if (MAIL && threadIdx.x == 0) turn = mail_turn(mail);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const Rows rows(down, n_rows);
     for (int i = threadIdx.x; 32 * i < SPANS; i += THREADS) ready_init(ready + i, 1);
@@ -440,7 +459,7 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
     const bool works = r < rows.count;
     const float sum = sum_of_row((const float*)(memory + Parts::terms(n)) + (works ? id : 0) * Parts::PITCH,
                                  (const float*)(memory + Parts::SCALES) + (works ? i : 0) * Parts::SCALE_PITCH, ready);
-    if (works) a[(long long)i * n_rows + blockIdx.x * ROWS + r] = sum;
+    if (works) leave(a, mail, turn, i * n_rows + blockIdx.x * ROWS + r, sum);
 }
 
 #endif
