@@ -3,9 +3,9 @@
 Contracts: `ops.Kernels.hyper_mix`, `ops.Kernels.hyper_add`. `hyper_add_mix` is one after the other: the output of a
 block is added and the streams are normed for the next block in one pass over them.
 
-Cost   two products (C*H x R and back) and, of many rows whose H is a multiple of 128, about five passes over C*H floats
-       a row: the normed streams are not written, only their int8; the scratch is 2 * C*H floats for each of at most
-       `rows_at_once` rows
+Cost   two products (C*H x R and back) and, of many rows whose H is a multiple of 128, about three passes over C*H
+       floats a row, for C = 4: normed streams and gates are not written, only int8; the scratch is 2 * C*H floats for
+       each of at most `rows_at_once` rows
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import Final
 import numpy as np
 
 from strata.kernels.check import check, require
+from strata.kernels.cuda import card as cards
 from strata.kernels.cuda import forms, hyper_window
 from strata.kernels.cuda.launch import F32, I32, I64, launch
 from strata.kernels.cuda.plans import WINDOW_ROWS
-from strata.kernels.cuda.product import linear, linear_quantized, prompt_order, quantize, room_for_quantized
+from strata.kernels.cuda.product import linear, linear_quantized, mixed, prompt_order, quantize, room_for_quantized
+from strata.kernels.cuda.prompt_plans import takes_mix
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.ops import LANES, Hyper
 
@@ -119,7 +121,7 @@ def _mix_rows(
     u: DeviceArray,
     beta: DeviceArray | None,
 ) -> None:
-    """One batch of rows of a prompt: the normed streams exist as int8, and once more where the gates meet them."""
+    """One batch of rows of a prompt: the normed streams exist as int8, and again where they meet the gates."""
     n, streams, width = x.shape
     kind, cols, scale = hc.down.type, streams * width, F32(1) / F32(streams)
     order = prompt_order(hc.down, n)
@@ -133,6 +135,9 @@ def _mix_rows(
         INJECTS=int(inject is not None),
     )  # fmt: skip
     a = linear_quantized(workspace, hc.down, made, order)
+    if takes_mix(cards.card(), hc.up.type, streams, hc.up.cols):
+        mixed(workspace, hc.up, a, scale, (x, factors, hc.norm), u)
+        return
     order = prompt_order(hc.up, n)
     gates = linear_quantized(workspace, hc.up, quantize(workspace, a, hc.up.type, order, scale), order)
     launch(

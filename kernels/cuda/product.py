@@ -35,6 +35,7 @@ from strata.kernels.cuda.compile import load_kernel
 from strata.kernels.cuda.forms import Quantized as Quantized
 from strata.kernels.cuda.lanes import launch_prompt, vector_width
 from strata.kernels.cuda.plans import CHUNK, DENSE, GATE_UP, UNTUNED, WINDOW_ROWS, Tuning
+from strata.kernels.cuda.prompt_plans import MIX
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.formats import TensorType, Weight
 from strata.kernels.ops import ACT_BLOCK
@@ -272,6 +273,28 @@ def linear_quantized(workspace: Workspace, w: Weight, made: Quantized, order: st
     out = workspace.array((n, w.rows))
     _prompt([w], [out], made.q, QuantizedInputs(workspace, made.q, {(order, w.type.sums): made}), None)
     return out
+
+
+def mixed(
+    workspace: Workspace,
+    up: Weight,
+    a: DeviceArray,
+    silu: np.float32,
+    streams: tuple[DeviceArray, DeviceArray, DeviceArray],
+    out: DeviceArray,
+) -> None:
+    """The mix of a hyper-connection of MIXED_STREAMS streams, of a prompt: the gates up(silu(a * scale)) meet the
+    streams where they are made. streams: x (n, C, H), the norm's r of each (n, C), its factors (C, H); out (n, H)."""
+    kind, (n, cols), width = up.type, a.shape, out.shape[1]
+    plan = prompt_plans.prompt_plan(cards.card(), kind, MIX, (width,), cols, n)
+    made = quantize(workspace, a, kind, plan.order(kind), silu)
+    x, factors, norm = streams
+    given = {"q": made.q, "d": made.d, "sums": made.sums, "x": x, "factors": factors, "norm": norm}
+    arguments = fill(PROMPT, **given, n=n, divide=1, cols=cols, run=plan.run)
+    runs = enter_matrices(arguments, [(address(up.data), out, width)], plan.rows_of_a_run(MIX))
+    arguments["row_tiles"] = runs
+    blocks = runs * -(-n // plan.cut.columns)
+    run(plan.source, plan.constants(kind, MIX), blocks, plan.cut.threads, arguments, plan.shared)
 
 
 def dequantize(workspace: Workspace, w: Weight, rows: DeviceArray) -> DeviceArray:

@@ -73,6 +73,11 @@ def _blocks(
         for n in windows if mode == DENSE else ():
             yield "product_window.cu", plans.window_plan(card, kind, (512,), 256, n).constants(kind)
         if mode != DOWN:
+            if mode == DENSE:
+                tile = prompt_plans.prompt_plan(
+                    card, kind, prompt_plans.MIX, (512,), 320 if kind.block == 32 else 256, 8192
+                )
+                yield "product_prompt.cu", tile.constants(kind, prompt_plans.MIX)
             for n in PROMPTS:
                 tile = prompt_plans.prompt_plan(card, kind, mode, (512,), 256, n)
                 yield "product_prompt.cu", tile.constants(kind, mode)

@@ -18,6 +18,9 @@ from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.plans import ACTIVATION_BLOCK, DENSE, GATE_UP, chunk_pitch, order, table_bytes, table_copies
 from strata.kernels.formats import TensorType
 
+MIX: Final = "MIX"
+"""The mode of `up` of a hyper-connection, whose gates mix the streams where they are made."""
+MIXED_STREAMS: Final = 4
 STEP: Final = 128
 """Columns of a step of a tile."""
 CHUNKS: Final = (2, 1)
@@ -157,8 +160,8 @@ class PromptPlan:
         return ("WIDE_" if isinstance(self.cut, WideCut) else "") + order(kind)
 
     def rows_of_a_run(self, mode: str) -> int:
-        """Rows of a matrix that a block computes; of each of the pair, for GATE_UP."""
-        return self.run * (self.cut.rows // 2 if mode == GATE_UP else self.cut.rows)
+        """Rows of a matrix that a block computes; of each of the pair, for GATE_UP, and of a stream, for MIX."""
+        return self.run * (self.cut.rows // {GATE_UP: 2, MIX: MIXED_STREAMS}.get(mode, 1))
 
 
 def _shared(kind: TensorType, cut: Cut, chunks: int, copies: int) -> int:
@@ -197,11 +200,22 @@ def fitted(card: Card, kind: TensorType, cut: Cut | WideCut, cols: int) -> Promp
     return None
 
 
-def cost(plan: PromptPlan, card: Card, rows: tuple[int, ...], cols: int, n: int) -> float:
-    """Relative time of a DENSE product: what the multiprocessor with the most blocks computes, in multiply-adds."""
-    blocks = sum(-(-r // plan.rows_of_a_run(DENSE)) for r in rows) * -(-n // plan.cut.columns)
+def cost(plan: PromptPlan, card: Card, rows: tuple[int, ...], cols: int, n: int, mode: str = DENSE) -> float:
+    """Relative time of a product of whole columns: what the multiprocessor with the most blocks computes, in
+    multiply-adds."""
+    blocks = sum(-(-r // plan.rows_of_a_run(mode)) for r in rows) * -(-n // plan.cut.columns)
     tile = plan.cut.rows * plan.cut.columns * (cols * plan.cut.cost + OF_A_RESULT)
     return -(-blocks // card.multiprocessors) * (plan.run * tile + OF_A_BLOCK / plan.cut.blocks)
+
+
+def _mixes(cut: Cut | WideCut) -> bool:
+    """Whether a warp has the gates of all streams."""
+    return isinstance(cut, Cut) and cut.sixteens == MIXED_STREAMS
+
+
+def takes_mix(card: Card, kind: TensorType, streams: int, cols: int) -> bool:
+    """Whether there is a plan for MIX."""
+    return streams == MIXED_STREAMS and any(_mixes(cut) and fitted(card, kind, cut, cols) for cut in CUTS)
 
 
 def expected(pairs: int, experts: int) -> int:
@@ -212,14 +226,14 @@ def expected(pairs: int, experts: int) -> int:
 
 @lru_cache(maxsize=4096)
 def prompt_plan(card: Card, kind: TensorType, mode: str, rows: tuple[int, ...], cols: int, n: int) -> PromptPlan:
-    """The cheapest of CUTS that fits: rows of each matrix; n activation rows, or rows of an expert to be expected.
-    Raises ValueError when none fits."""
-    plans = [plan for cut in CUTS if (plan := fitted(card, kind, cut, cols))]
+    """The cheapest of CUTS that fits: rows of each matrix, or of a stream; n activation rows, or expected rows of an
+    expert. Raises ValueError when none fits."""
+    plans = [plan for cut in CUTS if (mode != MIX or _mixes(cut)) and (plan := fitted(card, kind, cut, cols))]
     if not plans:
         raise ValueError(f"no prompt tile of {kind.name} fits the card's {card.shared_block} bytes of shared memory")
-    if mode == DENSE:
+    if mode in (DENSE, MIX):
         ways = [replace(plan, run=run) for plan in plans for run in RUNS]
-        return min(ways, key=lambda plan: cost(plan, card, rows, cols, n))
+        return min(ways, key=lambda plan: cost(plan, card, rows, cols, n, mode))
     wide = [plan for plan in plans if plan.cut.columns >= n]
     plan = min(wide, key=lambda plan: plan.cut.columns) if wide else plans[0]
     return replace(plan, run=1 if mode == GATE_UP else -(-LONG_RUN // cols))

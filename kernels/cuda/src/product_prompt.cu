@@ -17,6 +17,8 @@
 //   GATE_UP  experts by tile list: BM / 2 rows of gate and of up; out (pairs, rows) = silu(gate x) * (up x);
 //            with NEXT_ORDER and NEXT_SUMS quantised, for a format with this order and groups of sums (0: none)
 //   PAIRS    experts by tile list, one matrix; out (pairs, rows)
+//   MIX      one matrix, the gates of a hyper-connection with STREAMS = MT: out (n, rows) = the mix of hyper_mean (hyper.cu);
+//            `rows` are those of a stream, and a warp has the same 16 of every stream
 // A tile of the list has at most BN pairs; its columns are dealt evenly to the warps.
 #include "device.cuh"
 #include "formats.cuh"
@@ -27,7 +29,8 @@ typedef TYPE F;
 enum {
     CHUNK_BYTES = 256 / F::BLOCK * F::BYTES,
     PITCH = ((CHUNK_BYTES + 15 + 4 + 15) / 16 | 1) * 16,  // of a row of raw bytes
-    ROWS = MODE == GATE_UP ? BM / 2 : BM,                 // of a tile, of each matrix
+    STREAMS = MODE == MIX ? MT : 1,
+    ROWS = MODE == GATE_UP ? BM / 2 : BM / STREAMS,       // of a tile, of each matrix or stream
     STEP = 128,
     PER_SPAN = 32 / F::GROUP,
     GROUPS = 4 * PER_SPAN,           // of a step
@@ -36,6 +39,7 @@ enum {
     WARPS_DOWN = SLABS / MT,
     WARPS_ACROSS = MT,
     BN = 8 * NT * WARPS_ACROSS,
+    WHOLE = MODE == DENSE || MODE == MIX,  // a tile has all of its columns
     LINE = BM + 8,                   // floats of a group's scales
     LINE_D = BN + 8,                 // floats of a block's scales of all columns
     TABLE = F::GRID * COPIES * (F::LOOK == WORD ? 4 : 8),
@@ -63,6 +67,10 @@ DEVICE const u8* row_of(const Work& w, int tile, int r, int row_bytes) {
     if (MODE == GATE_UP) {
         const int row = min(w.row + tile * ROWS + (r >> 5) * 16 + (r & 15), w.rows - 1);
         return (r & 16 ? w.second : w.first) + row * (long long)row_bytes;
+    }
+    if (MODE == MIX) {  // a warp's sixteens are of one stream each
+        const int slab = r >> 4, row = min(w.row + tile * ROWS + slab / MT * 16 + (r & 15), w.rows - 1);
+        return w.first + (slab % MT * w.rows + row) * (long long)row_bytes;
     }
     return w.first + min(w.row + tile * ROWS + r, w.rows - 1) * (long long)row_bytes;
 }
@@ -103,14 +111,14 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, i
         u8* to = inputs + first * STEP + (piece ^ (first & 3) << 5);
 #pragma unroll
         for (int i = 0; i < QS; i++)
-            if (MODE == DENSE || first + i * AT_ONCE < columns) copy16(to + i * AT_ONCE * STEP, from + begin[i]);
+            if (WHOLE || first + i * AT_ONCE < columns) copy16(to + i * AT_ONCE * STEP, from + begin[i]);
     }
     if (STEP * step + 32 * s < a.cols) {
         const float* from = a.d + 4 * step + s;
         float* to = (float*)(inputs + INPUTS) + s * LINE_D + own;
 #pragma unroll
         for (int i = 0; i < DS; i++)
-            if (MODE == DENSE || own + i * AT_ONCE_D < columns) copy4(to + i * AT_ONCE_D, from + begin_d[i]);
+            if (WHOLE || own + i * AT_ONCE_D < columns) copy4(to + i * AT_ONCE_D, from + begin_d[i]);
     }
     if (F::OFFSET) {
         const int g = threadIdx.x % GROUPS, c = threadIdx.x / GROUPS;
@@ -119,7 +127,7 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, i
             float* to = (float*)(inputs + SUMS_AT) + g * LINE_D + c;
 #pragma unroll
             for (int i = 0; i < BN * GROUPS / THREADS; i++)
-                if (MODE == DENSE || c + i * (THREADS / GROUPS) < columns)
+                if (WHOLE || c + i * (THREADS / GROUPS) < columns)
                     copy4(to + i * (THREADS / GROUPS), from + source[c + i * (THREADS / GROUPS)] / F::GROUP);
         }
     }
@@ -300,6 +308,37 @@ DEVICE void store_tile(const Arguments& a, const float (&acc)[MT][NT][4], const 
     }
 }
 
+// The mix of a tile: a thread has the gates of all streams of its elements.
+DEVICE void store_mix(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, int tile, int wm, int wn) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, first = w.row + tile * ROWS + 16 * wm + g;
+    float norm[MT][2];
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) norm[i][h] = a.norm[i * w.rows + min(first + 8 * h, w.rows - 1)];
+#pragma unroll
+    for (int j = 0; j < NT; j++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const int column = 8 * (NT * wn + j) + 2 * t + c;
+            if (column >= w.count) continue;
+            const long long row = w.begin + column;
+            const float *x = a.x + row * MT * w.rows, *factors = a.factors + row * MT;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const int element = first + 8 * h;
+                if (element >= w.rows) continue;
+                float v[MT];
+#pragma unroll
+                for (int i = 0; i < MT; i++) v[i] = (x[i * w.rows + element] * factors[i]) * norm[i][h];
+                float sum = sigmoid_f32(acc[0][j][2 * h + c]) * v[0];
+#pragma unroll
+                for (int i = 1; i < MT; i++) sum = fmaf(sigmoid_f32(acc[i][j][2 * h + c]), v[i], sum);
+                a.matrix[0].out[row * w.rows + element] = sum * (1.0f / MT);
+            }
+        }
+}
+
 #ifdef NEXT_ORDER
 // silu(gate x) * (up x) of the whole tile to shared memory, then quantised as quantize.cu does it.
 DEVICE void store_hidden(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, float* tile, int eights,
@@ -339,7 +378,7 @@ DEVICE void copies_arrive() {
 DEVICE void find_sources(u8* shared, const Arguments& a, const Work& w) {
     for (int c = threadIdx.x; c < BN; c += THREADS) {
         const int column = w.begin + min(c, w.count - 1);
-        ((u32*)(shared + AT_SOURCE))[c] = (u32)(MODE == DENSE ? column : a.order[column] / a.divide) * a.cols;
+        ((u32*)(shared + AT_SOURCE))[c] = (u32)(WHOLE ? column : a.order[column] / a.divide) * a.cols;
     }
 }
 
@@ -373,7 +412,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     extern __shared__ __align__(16) u8 shared[];
     const int warp = threadIdx.x >> 5, wm = warp % WARPS_DOWN, wn = warp / WARPS_DOWN;
     const int steps = (a.cols + STEP - 1) / STEP;
-    if (MODE != DENSE) inputs_ready();
+    if (!WHOLE) inputs_ready();
     Work w;
     if (!find_work<BN, ROWS>(a, w)) return;
     find_sources(shared, a, w);
@@ -383,9 +422,9 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     rows.fetch();
     if (CHUNKS == 2) rows.fetch();
     rows.grid = fill_table<F, THREADS>(shared + AT_TABLE);
-    if (MODE == DENSE) inputs_ready();  // the weights do not wait for the kernel before
+    if (WHOLE) inputs_ready();  // the weights do not wait for the kernel before
     __syncthreads();
-    const int eights = MODE == DENSE ? (int)NT : (w.count + 8 * WARPS_ACROSS - 1) / (8 * WARPS_ACROSS);
+    const int eights = WHOLE ? (int)NT : (w.count + 8 * WARPS_ACROSS - 1) / (8 * WARPS_ACROSS);
     const int columns = 8 * eights * WARPS_ACROSS;
     fetch_inputs(shared, a, 0, 0, columns);
     copies_arrive();
@@ -411,12 +450,13 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
                 if (more) rows.unpack(next, buffer ^ 1);
             } else if (busy) {
                 const int spans = min(4, a.cols / 32 - 4 * here.at);
-                if (MODE == DENSE) multiply_step<NT>(acc, shared, buffer, spans, wm, wn);
+                if (WHOLE) multiply_step<NT>(acc, shared, buffer, spans, wm, wn);
                 else Steps<NT>::multiply(acc, shared, buffer, spans, eights, wm, wn);
             }
         }
         if (MODE != GATE_UP && next.at == 0 && busy) {
-            store_tile(a, acc, w, here.tile, eights, wm, wn);
+            if (MODE == MIX) store_mix(a, acc, w, here.tile, wm, wn);
+            else store_tile(a, acc, w, here.tile, eights, wm, wn);
             clear(acc);
         }
         copies_wait<0>();

@@ -6,6 +6,7 @@
 #define DENSE 0
 #define GATE_UP 1
 #define PAIRS 2
+#define MIX 3
 #define MATRICES 8
 
 struct Matrix {
@@ -27,6 +28,9 @@ struct Arguments {
     const int* n_tiles;
     float* next_d;       // GATE_UP, quantised: scales and sums beside the int8 in matrix[0].out
     float* next_sums;
+    const float* x;        // MIX: streams (n, STREAMS, rows), the r of each, factors (STREAMS, rows) of their norm
+    const float* factors;
+    const float* norm;
     int n, divide, cols, row_tiles, run;  // the input of a pair is pair / divide; runs of all matrices; tiles of a run
 };
 
@@ -44,7 +48,7 @@ DEVICE bool find_work(const Arguments& a, Work& w) {
     const int row_tile = blockIdx.x % a.row_tiles, column_tile = blockIdx.x / a.row_tiles;
     w.matrix = 0;
     int before = 0;
-    if (MODE == DENSE) {
+    if (MODE == DENSE || MODE == MIX) {
         while (row_tile >= a.matrix[w.matrix].last_tile) before = a.matrix[w.matrix++].last_tile;
         w.begin = column_tile * COLUMNS;
         w.count = min(COLUMNS, a.n - w.begin);
