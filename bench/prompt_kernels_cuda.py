@@ -163,7 +163,10 @@ def scan(ops: Operations) -> None:
         inputs = (ops.f(n, parts.CHANNELS), ops.f(n, heads * d), ops.f(n, heads), ops.f(n, heads))
         state = (ops.f(1, 3, parts.CHANNELS), ops.f(1, heads, d, d, scale=0.1))
         call = partial(ops.kernels.gdn, w, *inputs, ops.ints([[0, 0, n]]), *state, parts.EPS)
-        by_kernel(ops, f"delta net {n} rows", call, {"gdn_scan": float(n * heads * d * d * 3)}, gdn)
+        for both in (0, 1):
+            with patch.dict(gdn.SCAN_WAY, {"BOTH_SUMS": both}):
+                macs = {"gdn_scan": float(n * heads * d * d * 3)}
+                by_kernel(ops, f"delta net {n} rows, both sums {both}", call, macs, gdn)
 
 
 def layer_of(ops: Operations, kv: str, depth: int, n: int) -> tuple[Callable[[], Any], float]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from strata.kernels.cuda.chains import router_plan
 from strata.kernels.cuda.compile import Constants
-from strata.kernels.cuda.gdn import BULK_ARCH, HEAD_SIZES
+from strata.kernels.cuda.gdn import BULK_ARCH, HEAD_SIZES, SCAN_WAY
 from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, PROMPT_WAY
 from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
@@ -51,7 +51,7 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
     for d in HEAD_SIZES:
         yield "gdn.cu", {"HEAD_SIZE": d, "TAPS": 4}
         yield "gdn_inputs.cu", {"HEAD_SIZE": d, "TAPS": 4}
-        yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4}
+        yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4, **SCAN_WAY}
         for tokens in (1, 16):
             window: Constants = {"HEAD_SIZE": d, "TAPS": 4, "TOKENS": tokens}
             yield "gdn_window.cu", window
