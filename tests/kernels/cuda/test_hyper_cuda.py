@@ -200,11 +200,3 @@ def test_gates_that_cannot_mix_where_they_are_made_give_the_same_bits(target, sa
     monkeypatch.setattr("strata.kernels.cuda.hyper.takes_mix", lambda *_: False)
     apart, _ = hyper_mix(target.workspace(16), target.put(x), target.put(hc), EPS, 64)
     same_bits(target.host(fused), target.host(apart))
-
-
-def test_gates_that_cannot_mix_where_they_are_made_give_the_same_bits(target, same_bits, random_weight, monkeypatch):
-    hc, x = case(random_weight, 4, 128, 32, "Q8_0", True), streams(35, 4, 128)
-    fused, _ = hyper_mix(target.workspace(16), target.put(x), target.put(hc), EPS, 64)
-    monkeypatch.setattr("strata.kernels.cuda.hyper.takes_mix", lambda *_: False)
-    apart, _ = hyper_mix(target.workspace(16), target.put(x), target.put(hc), EPS, 64)
-    same_bits(target.host(fused), target.host(apart))
