@@ -62,25 +62,34 @@ KERNEL void __launch_bounds__(LANES)
         float v[ROWS][PER_THREAD];
         float squares[ROWS] = {}, r[ROWS];
 #pragma unroll
-        for (int k = 0; k < ROWS; k++) {
-            const long long row = min(first + k, n - 1);  // a row that is not there is the last one again, not written
-            float* own = x + (row * STREAMS + c) * H + j;
+        for (int k = 0; k < ROWS; k++) {  // a row that is not there is the last one again, not written
+            const float* own = x + ((long long)min(first + k, n - 1) * STREAMS + c) * H + j;
 #pragma unroll
             for (int i = 0; i < PER_THREAD; i++) v[k][i] = own[i * LANES];
-            if (beta) {
-                const float b = beta[row * STREAMS + c];
-                float added[PER_THREAD];
+        }
+        if (beta) {
+            float added[ROWS][PER_THREAD];
 #pragma unroll
-                for (int i = 0; i < PER_THREAD; i++) added[i] = y[row * H + j + i * LANES];
+            for (int k = 0; k < ROWS; k++)
 #pragma unroll
-                for (int i = 0; i < PER_THREAD; i++) v[k][i] = fmaf(b, added[i], v[k][i]);
-                if (first + k < n)
+                for (int i = 0; i < PER_THREAD; i++)
+                    added[k][i] = y[(long long)min(first + k, n - 1) * H + j + i * LANES];
 #pragma unroll
-                    for (int i = 0; i < PER_THREAD; i++) own[i * LANES] = v[k][i];
+            for (int k = 0; k < ROWS; k++) {
+                const float b = beta[(long long)min(first + k, n - 1) * STREAMS + c];
+#pragma unroll
+                for (int i = 0; i < PER_THREAD; i++) v[k][i] = fmaf(b, added[k][i], v[k][i]);
             }
 #pragma unroll
-            for (int i = 0; i < PER_THREAD; i++) squares[k] = fmaf(v[k][i], v[k][i], squares[k]);
+            for (int k = 0; k < ROWS; k++)
+#pragma unroll
+                for (int i = 0; i < PER_THREAD; i++)
+                    if (first + k < n) x[((long long)(first + k) * STREAMS + c) * H + j + i * LANES] = v[k][i];
         }
+#pragma unroll
+        for (int k = 0; k < ROWS; k++)
+#pragma unroll
+            for (int i = 0; i < PER_THREAD; i++) squares[k] = fmaf(v[k][i], v[k][i], squares[k]);
         fold_all<ROWS>(r, squares, reinterpret_cast<float(&)[ROWS][LANES]>(buffer));
 #pragma unroll
         for (int k = 0; k < ROWS; k++) r[k] = rms_factor(r[k], H, eps);
