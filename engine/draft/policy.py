@@ -19,8 +19,14 @@ LOSS: Final = 3.0
 """Tokens of time that a try may cost."""
 SAVED: Final = 6.0
 """Tokens of time that a request may have gained and lose again: drafts that pay have bad stretches."""
-FORGET: Final = 0.1
+FORGET: Final = 0.4
 """How fast the time of a token without drafts follows what is measured."""
+FIRST_REFRESH: Final = 16
+REFRESH: Final = 128
+"""Windows with drafts behind which some without are measured again: the machine may have become faster or slower. The
+first ones come sooner."""
+PROBES: Final = 2
+"""How many of them, and at most twice as many windows."""
 FIRST_REST: Final = 256
 """Windows without drafts before the second try."""
 OUTLIER: Final = 3.0
@@ -61,6 +67,9 @@ class Payoff:
         self._times = times
         self._rest = FIRST_REST
         self._left = 0
+        self._refresh = FIRST_REFRESH
+        self._since = 0  # windows with drafts since others were measured
+        self._probes = 0.0
         self._least = float("inf")
         self.balance = max(-LOSS, min(0.0, begin)) / 2
         self.off = False
@@ -68,12 +77,15 @@ class Payoff:
 
     def wants(self, key: int) -> bool:
         """Whether the next window has drafts."""
-        return not self.off and self._times.of(key) is not None
+        return not self.off and self._since < self._refresh and self._times.of(key) is not None
 
     def plain(self, key: int, ms: float, tokens: int, steady: bool = True) -> None:
         """A window without drafts. steady: its time is what such windows take one after another."""
         if steady:
             self._times.saw(key, ms / tokens)
+        self._probes += 1.0 if steady else 0.5
+        if self._probes >= PROBES and self._since:
+            self._since, self._probes, self._refresh = 0, 0.0, min(2 * self._refresh, REFRESH)
         if self.off:
             self._left -= 1
             if self._left <= 0:
@@ -84,6 +96,7 @@ class Payoff:
         plain = self._times.of(key)
         first = self._least == float("inf")
         self._least = min(self._least, ms)
+        self._since, self._probes = self._since + 1, 0.0
         if not plain or (first and ms > FIRST_OUTLIER * plain):
             return False
         gained = tokens - min(ms, OUTLIER * self._least) / plain
