@@ -180,16 +180,18 @@ def delta(ops: Operations) -> Iterator[Case]:
             return gdn.gdn(bench.workspace, w, p, z, None, None, rows, *states[i], EPS, ended, own)
 
         ways = (
-            (", gates apart", True, 0, 90), (", gates apart", True, 128, 90), ("", False, 64, 90), ("", False, 128, 90),
-            (", copied by lanes", False, 128, 999),
+            (", gates apart", True, 0, 90, 0), (", gates apart", True, 128, 90, 0), ("", False, 64, 90, 0),
+            ("", False, 128, 90, 0), (", in registers", False, 64, 90, 1), (", in registers", False, 128, 90, 1),
+            (", copied by lanes", False, 128, 999, 0),
         )  # fmt: skip
-        for note, made, columns, bulk in ways:
+        for note, made, columns, bulk, held in ways:
             calls = [partial(call, i, made) for i in range(layers)]
 
             def results(call: Callable[[], Any] = calls[0], state: tuple[Any, Any] = states[0]) -> list[Any]:
                 return [call(), *state]
 
             set_ = [(gdn, "slots_columns", lambda *_, columns=columns: columns), (gdn, "BULK_ARCH", bulk)]
+            set_.append((gdn, "in_registers", lambda _, held=held: bool(held)))
             label = f"gdn {slots} slots, {f'{columns} columns' if columns else 'gdn_window'}{note}"
             yield Case(label, calls, f"gdn {slots}", results, set_, kernels=True)
 

@@ -100,6 +100,11 @@ def slots_columns(card: Card, segments: int, heads: int, d: int, tokens: int, wh
     return 0
 
 
+def in_registers(segments: int) -> bool:
+    """Whether a block of gdn_slots.cu keeps its state in registers: few sequences leave room for them."""
+    return segments <= _FEW_SEQUENCES
+
+
 def gdn(
     workspace: Workspace,
     w: Gdn,
@@ -167,7 +172,8 @@ def gdn(
             launch(
                 "gdn_slots.cu", "gdn_slots", (d // columns, heads, size["s"]), (_GROUPS * columns // 4,),
                 p, *weights, state, segments, o, *sizes, output, products, shared=slots_bytes(columns, d, tokens),
-                TOKENS=tokens, COLUMNS=columns, BULK=int(cards.card().arch >= BULK_ARCH), **constants, **more,
+                TOKENS=tokens, COLUMNS=columns, BULK=int(cards.card().arch >= BULK_ARCH),
+                IN_REGISTERS=int(in_registers(size["s"])), **constants, **more,
             )  # fmt: skip
             if columns == d:
                 return y

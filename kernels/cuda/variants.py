@@ -59,8 +59,9 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
                 for bulk in (0, 1) if arch >= BULK_ARCH else (0,):
                     slots: Constants = window | {"COLUMNS": columns, "BULK": bulk}
                     gates: Constants = {"GATES": 1, "TYPE": "F32", "STEPS": 20}
-                    yield "gdn_slots.cu", slots
-                    yield "gdn_slots.cu", slots | gates
+                    yield "gdn_slots.cu", slots | {"IN_REGISTERS": 0}
+                    yield "gdn_slots.cu", slots | gates | {"IN_REGISTERS": 0}
+                    yield "gdn_slots.cu", slots | gates | {"IN_REGISTERS": 1}
     for keys, values in KV.values():
         formats: Constants = {"KEYS": FORMATS[keys.name], "VALUES": FORMATS[values.name]}
         yield "qsa_prepare.cu", formats

@@ -3,14 +3,14 @@
 // A block is COLUMNS columns of one value head in one segment. Thread (group, quad) has the D / 8 rows of its group and four
 // neighbouring columns in shared memory. Halves of a head it copies itself, so it waits for nobody else's, and begins with
 // the first rows while the others are under way; of whole heads a warp's rows are one run of bytes (bulk.cuh), which is in no
-// other load's way. The second pass over the rows takes them from there again: with the state in
-// registers only half as many blocks would be under way. Sums over the groups go through shared memory. A block with all
+// other load's way. The second pass over the rows takes them from there again, or
+// IN_REGISTERS, with which fewer blocks are under way. Sums over the groups go through shared memory. A block with all
 // columns of a head makes the head's output (gdn_output of gdn.cu) and moves the kept inputs; in place, those of a query and
 // key head after the last block that reads them.
 // With GATES a block also makes the products that its gates want, of two weight rows with each token, before the other
 // projections are there.
-// Constants   HEAD_SIZE = D, TAPS, TOKENS of a segment at most, COLUMNS (64 or 128, up to D), BULK as in bulk.cuh; GATES,
-//             and then TYPE of their weights and STEPS, elements of a chain under way
+// Constants   HEAD_SIZE = D, TAPS, TOKENS of a segment at most, COLUMNS (64 or 128, up to D), BULK (bulk.cuh), IN_REGISTERS;
+//             GATES, and then TYPE of their weights and STEPS, elements of a chain under way
 // Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), to another row or in place
 // Source   the order of every sum is that of `ops.Kernels.gdn`
 #include "gdn_window.cuh"
@@ -28,6 +28,9 @@
 #ifndef COLUMNS
 #define COLUMNS 128
 #endif
+#ifndef IN_REGISTERS
+#define IN_REGISTERS 0
+#endif
 #ifndef GATES
 #define GATES 0
 #define TYPE F32
@@ -39,7 +42,7 @@ constexpr int ROWS = D / GROUPS;
 constexpr int FOURS = ROWS / 4;  // rows of a group by fours: one for each chain
 constexpr int QUADS = COLUMNS / 4;
 constexpr int THREADS = GROUPS * QUADS;
-constexpr int BLOCKS = TOKENS == 1 && THREADS >= 64 ? 768 / THREADS : 1;  // as many as the shared memory holds
+constexpr int BLOCKS = TOKENS > 1 ? 1 : (IN_REGISTERS ? 512 : 768) / THREADS;  // as many as registers or shared memory hold
 constexpr int VALUE_PARTS = COLUMNS / 32;
 
 struct Tokens {
@@ -177,10 +180,25 @@ DEVICE void for_fours(const Runs& runs, const F& work) {
     }
 }
 
+// The state of a thread, in shared memory or, once it has been read, in registers.
+struct State {
+    float4 held[IN_REGISTERS ? ROWS : 1];
+
+    DEVICE float4 get(const Memory& memory, int row) const {
+        return IN_REGISTERS ? held[row % (IN_REGISTERS ? ROWS : 1)] : memory.state[place_of(row)];
+    }
+    DEVICE void put(Memory& memory, int row, const float4& s) {
+        if (IN_REGISTERS)
+            held[row % (IN_REGISTERS ? ROWS : 1)] = s;
+        else
+            memory.state[place_of(row)] = s;
+    }
+};
+
 // One token: s = s * decay; e = beta * (v - sum(s * k)); s = fma(k, e, s); the sums s * q of the group to memory.
 // `keep(row, s)` takes the new state of four columns.
 template <class Keep>
-DEVICE void delta_step(Memory& memory, const Runs& runs, int t, const Keep& keep) {
+DEVICE void delta_step(Memory& memory, State& state, const Runs& runs, int t, const Keep& keep) {
     const Tokens& tokens = memory.tokens;
     const int group = threadIdx.x / QUADS, quad = threadIdx.x % QUADS;
     const float4* keys = reinterpret_cast<const float4*>(tokens.k[t]) + group * FOURS;
@@ -189,10 +207,13 @@ DEVICE void delta_step(Memory& memory, const Runs& runs, int t, const Keep& keep
     float4 p[4] = {};
     for_fours(runs, [&](int i) {
         const float4 k = keys[i];
-        p[0] = fma4(memory.state[place_of(4 * i)] * decay, k.x, p[0]);
-        p[1] = fma4(memory.state[place_of(4 * i + 1)] * decay, k.y, p[1]);
-        p[2] = fma4(memory.state[place_of(4 * i + 2)] * decay, k.z, p[2]);
-        p[3] = fma4(memory.state[place_of(4 * i + 3)] * decay, k.w, p[3]);
+        const float ks[4] = {k.x, k.y, k.z, k.w};
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            const float4 s = (t ? state.get(memory, 4 * i + c) : memory.state[place_of(4 * i + c)]) * decay;
+            if (IN_REGISTERS) state.put(memory, 4 * i + c, s);
+            p[c] = fma4(s, ks[c], p[c]);
+        }
     });
     memory.keys[group][quad] = (p[0] + p[1]) + (p[2] + p[3]);
     __syncthreads();
@@ -205,7 +226,8 @@ DEVICE void delta_step(Memory& memory, const Runs& runs, int t, const Keep& keep
         const float ks[4] = {k.x, k.y, k.z, k.w}, qs[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
         for (int c = 0; c < 4; c++) {
-            const float4 s = fma4(e, ks[c], memory.state[place_of(4 * i + c)] * decay);
+            const float4 decayed = IN_REGISTERS ? state.get(memory, 4 * i + c) : memory.state[place_of(4 * i + c)] * decay;
+            const float4 s = fma4(e, ks[c], decayed);
             p[c] = fma4(s, qs[c], p[c]);
             keep(4 * i + c, s);
         }
@@ -288,6 +310,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS)
     __syncthreads();
     const float* sums = reinterpret_cast<const float*>(memory.queries);
     const bool first_warp = tid < 32;
+    State held;
 #pragma unroll 1
     for (int row = seg.begin; row < seg.end; row++) {
         const long long vector = static_cast<long long>(row) * value_heads + head;
@@ -297,9 +320,9 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
             for (int m = 0; m < PARTS; m++) gate[m] = output.z[vector * D + tid + 32 * m];
         if (TOKENS == 1 || row == seg.end - 1)
-            delta_step(memory, runs, t, [&](int i, const float4& s) { *reinterpret_cast<float4*>(after + i * D) = s; });
+            delta_step(memory, held, runs, t, [&](int i, const float4& s) { *reinterpret_cast<float4*>(after + i * D) = s; });
         else
-            delta_step(memory, runs, t, [&](int i, const float4& s) { memory.state[place_of(i)] = s; });
+            delta_step(memory, held, runs, t, [&](int i, const float4& s) { held.put(memory, i, s); });
         if (WHOLE && first_warp) output.leave(gate, sums, vector);
         if (!WHOLE && tid < COLUMNS) o[vector * D + column + tid] = fold_groups(sums + tid, COLUMNS);
     }
