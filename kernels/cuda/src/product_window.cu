@@ -334,20 +334,55 @@ DEVICE void chunk_sums(int (&sums)[GROUPS][PART], const Codes (&rows)[2], const 
 // and leave them to each other.
 template <class T>
 struct OwnScales {
-    DEVICE static void of(float (&scales)[OWN], const u8* p, int t) {
+    float scale[OWN], offset[OWN];
+
+    DEVICE OwnScales(const u8* p, int t) {
 #pragma unroll
-        for (int i = 0; i < OWN; i++) scales[i] = T::scale(p, OWN * t + i);
+        for (int i = 0; i < OWN; i++) scale[i] = T::scale(p, OWN * t + i), offset[i] = T::offset(p, OWN * t + i);
     }
 };
 
 template <>
 struct OwnScales<Q6_K> {
-    DEVICE static void of(float (&scales)[4], const u8* p, int t) {
+    float scale[4], offset[4];
+
+    DEVICE OwnScales(const u8* p, int t) {
         const u32 biased = Halves(p + 192 + 4 * t).word(0) ^ 0x80808080u;
         const float d = half_at(p + 208) * 0.25f, shift = d * -32896.0f;  // FACTOR is 4
 #pragma unroll
-        for (int i = 0; i < 4; i++) scales[i] = byte_times(biased, i, d, shift);
+        for (int i = 0; i < 4; i++) scale[i] = byte_times(biased, i, d, shift);
     }
+};
+
+// Six bits a scale and a minimum; those of the upper half have their top bits with the lower ones.
+struct OwnMinima {
+    float scale[2], offset[2];
+
+    DEVICE OwnMinima(const u8* p, int t) {
+        const u32 both = ((const u32*)p)[0], a = ((const u32*)p)[1], b = ((const u32*)p)[2], c = ((const u32*)p)[3];
+        u32 scales = a & 0x3F3F3F3Fu, minima = b & 0x3F3F3F3Fu;
+        if (t & 2) {
+            scales = (c & 0x0F0F0F0Fu) | (a >> 2 & 0x30303030u);
+            minima = (c >> 4 & 0x0F0F0F0Fu) | (b >> 2 & 0x30303030u);
+        }
+        const float d = half_value((u16)both), least = -half_value((u16)(both >> 16));
+        const int from = 16 * (t & 1);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            scale[i] = byte_times(scales >> from, i, d, d * -32768.0f);
+            offset[i] = byte_times(minima >> from, i, least, least * -32768.0f);
+        }
+    }
+};
+
+template <>
+struct OwnScales<Q4_K> : OwnMinima {
+    using OwnMinima::OwnMinima;
+};
+
+template <>
+struct OwnScales<Q5_K> : OwnMinima {
+    using OwnMinima::OwnMinima;
 };
 
 DEVICE void leave(float* to, const float (&own)[OWN]) {
@@ -371,13 +406,9 @@ DEVICE void chunk_terms(float (&terms)[GROUPS][PART], u8* own, const u8* p0, con
     for (int h = 0; h < ROWS / 8; h++) {
         const u8* p = h ? p1 : p0;
         float* to = (float*)(own + 8 * h * OWN_PITCH) + OWN * t;
-        float made[OWN];
-        OwnScales<F>::of(made, p, t);
-        leave(to, made);
-        if (!F::OFFSET) continue;
-#pragma unroll
-        for (int i = 0; i < OWN; i++) made[i] = F::offset(p, OWN * t + i);
-        leave(to + GROUPS, made);
+        const OwnScales<F> made(p, t);
+        leave(to, made.scale);
+        if (F::OFFSET) leave(to + GROUPS, made.offset);
     }
     int sums[GROUPS][PART] = {};
     if (TURNABLE && turned) {
