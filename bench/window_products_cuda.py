@@ -57,6 +57,8 @@ MODULES = (arguments, product, mixture)
 
 WAYS = (
     RowTuning(bulk=False),
+    RowTuning(warps=32, depth=1),
+    RowTuning(warps=28, depth=1),
     RowTuning(warps=24),
     RowTuning(warps=20),
     RowTuning(warps=16),
