@@ -183,6 +183,9 @@ def window_plan(
     )
 
 
+LARGE_SHARED: Final = 160 << 10
+"""Shared memory of a block from which there is room for more copies of a table, and for tiles of 16 rows."""
+MOST_WARPS: Final = 16
 MOST_RING: Final = 4
 TILES_OF_A_MULTIPROCESSOR: Final = 8
 """Warps of a ring at most, and tiles times warps of a ring that keep a multiprocessor busy. On an H200, 8 rows of Q6_K:
@@ -198,6 +201,13 @@ def _ring(card: Card, tiles: int) -> int:
     return ring
 
 
+def _tile_rows(card: Card, matrix_rows: tuple[int, ...], n: int) -> int:
+    """16 rows share what a tile of 8 does once, where so many tiles still give every warp one and are held beside each
+    other."""
+    many = sum(matrix_rows) >= 16 * MOST_WARPS * card.multiprocessors
+    return 16 if many and n <= 8 and card.shared_block >= LARGE_SHARED else 8
+
+
 def _window_layout(
     card: Card,
     kind: TensorType,
@@ -208,10 +218,11 @@ def _window_layout(
     stages: int,
     tuning: Tuning,
 ) -> WindowPlan:
-    rows, eights, tiles = tuning.rows or 8, 1 if n <= 8 else 2, sum(-(-r // (tuning.rows or 8)) for r in matrix_rows)
+    rows, eights = tuning.rows or _tile_rows(card, matrix_rows, n), 1 if n <= 8 else 2
+    tiles = sum(-(-r // rows) for r in matrix_rows)
     ring = min(tuning.ring or _ring(card, tiles), warps)
     blocks = min(card.multiprocessors, tiles)
-    room = tuning.table_room or (64 << 10 if card.shared_block >= 160 << 10 else 16 << 10)
+    room = tuning.table_room or (64 << 10 if card.shared_block >= LARGE_SHARED else 16 << 10)
     copies = table_copies(kind, room)
 
     input_pitch = cols + (ACTIVATION_BLOCK - cols) % 128
