@@ -243,33 +243,46 @@ DEVICE void multiply(int (&d)[4 * EIGHTS], const u32 (&w)[4], u32 inputs, u32 bi
     steps_commit();
 }
 
-// The sums of a unit to the results of its part: group k and span b, from the first one on.
+// What the sums of a unit are multiplied with, read before they arrive: group k and span b, from the first one on, part h.
 template <int WIDTH>
-DEVICE void add(float (&acc)[EIGHTS][4], const int (&c)[4 * EIGHTS], const Span& span, int k, int b, int h) {
-    const float4 s = span.scales[k * 8];
-    float2 o;
-    if (F::OFFSET) o = span.offsets[k * 8];
+struct Factors {
+    float4 scale, d[WIDTH / 2];
+    float2 offset;
+    float4 sum[F::OFFSET ? WIDTH / 2 : 1];
+
+    DEVICE void read(const Span& span, int k, int b, int h) {
+        scale = span.scales[k * 8];
 #pragma unroll
-    for (int j = 0; j < WIDTH; j += 2) {
-        const float4 d = *(const float4*)(span.d + b * LINE + 8 * (WIDTH * h + j));
-        float4 sum;
-        if (F::OFFSET) sum = *(const float4*)(span.sums + k * LINE + 8 * (WIDTH * h + j));
+        for (int j = 0; j < WIDTH / 2; j++) d[j] = *(const float4*)(span.d + b * LINE + 8 * (WIDTH * h + 2 * j));
+        if (F::OFFSET) {
+            offset = span.offsets[k * 8];
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-            const float x = e ? d.z : d.x, y = e ? d.w : d.y;
-            float* out = acc[j + e];
-            const int* in = c + 4 * (j + e);
-            out[0] = fmaf(fmaf(__int_as_float(in[0]), s.x, s.z), x, out[0]);
-            out[1] = fmaf(fmaf(__int_as_float(in[1]), s.x, s.z), y, out[1]);
-            out[2] = fmaf(fmaf(__int_as_float(in[2]), s.y, s.w), x, out[2]);
-            out[3] = fmaf(fmaf(__int_as_float(in[3]), s.y, s.w), y, out[3]);
-            if (F::OFFSET) {
-                const float u = e ? sum.z : sum.x, v = e ? sum.w : sum.y;
-                out[0] = fmaf(u * o.x, x, out[0]);
-                out[1] = fmaf(v * o.x, y, out[1]);
-                out[2] = fmaf(u * o.y, x, out[2]);
-                out[3] = fmaf(v * o.y, y, out[3]);
-            }
+            for (int j = 0; j < WIDTH / 2; j++) sum[j] = *(const float4*)(span.sums + k * LINE + 8 * (WIDTH * h + 2 * j));
+        }
+    }
+};
+
+// The sums of a unit to the results of its part.
+template <int WIDTH>
+DEVICE void add(float (&acc)[EIGHTS][4], const int (&c)[4 * EIGHTS], const Factors<WIDTH>& f) {
+    const float4 s = f.scale;
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) {
+        const float4 d = f.d[j / 2];
+        const float x = j & 1 ? d.z : d.x, y = j & 1 ? d.w : d.y;
+        float* out = acc[j];
+        const int* in = c + 4 * j;
+        out[0] = fmaf(fmaf(__int_as_float(in[0]), s.x, s.z), x, out[0]);
+        out[1] = fmaf(fmaf(__int_as_float(in[1]), s.x, s.z), y, out[1]);
+        out[2] = fmaf(fmaf(__int_as_float(in[2]), s.y, s.w), x, out[2]);
+        out[3] = fmaf(fmaf(__int_as_float(in[3]), s.y, s.w), y, out[3]);
+        if (F::OFFSET) {
+            const float4 sum = f.sum[j / 2];
+            const float u = j & 1 ? sum.z : sum.x, v = j & 1 ? sum.w : sum.y;
+            out[0] = fmaf(u * f.offset.x, x, out[0]);
+            out[1] = fmaf(v * f.offset.x, y, out[1]);
+            out[2] = fmaf(u * f.offset.y, x, out[2]);
+            out[3] = fmaf(v * f.offset.y, y, out[3]);
         }
     }
 }
@@ -331,6 +344,8 @@ DEVICE void multiply_spans(float (&acc)[PARTS][EIGHTS][4], int (&c)[2][4 * EIGHT
 #pragma unroll
     for (int u = 0; u < SPANS * UNITS; u++) {
         const int s = u / UNITS, k = u % UNITS / PARTS, h = u % PARTS, v = u + 1;
+        Factors<WIDTH> factors;
+        factors.read(span, s * PER_SPAN + k, s, h);
         if (u % UNITS == 0 && s + 1 < SPANS) span.codes_of(s + 1, codes[s + 1 & 1]);
         if (v < SPANS * UNITS) {
             const int next = v / UNITS;
@@ -341,7 +356,7 @@ DEVICE void multiply_spans(float (&acc)[PARTS][EIGHTS][4], int (&c)[2][4 * EIGHT
             steps_wait<0>();
         }
         steps_arrived<4 * WIDTH>(c[u & 1]);
-        add<WIDTH>(acc[h], c[u & 1], span, s * PER_SPAN + k, s, h);
+        add<WIDTH>(acc[h], c[u & 1], factors);
     }
 }
 

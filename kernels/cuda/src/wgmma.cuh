@@ -13,7 +13,7 @@
 //     steps_wait<1>();                    // all groups but the last one have arrived
 //     steps_arrived(d);                   // the compiler reads d after here
 //
-// All four warps call. What asynchronous copies or stores have left in shared memory is seen after steps_see_shared().
+// All four warps call, and other reads may be moved across: nothing but a barrier orders them. What asynchronous copies or stores have left in shared memory is seen after steps_see_shared().
 #pragma once
 
 // Two pieces of b by their addresses in shared memory, the second one behind the first.
@@ -41,17 +41,17 @@ DEVICE void steps_clear(int (&d)[REGISTERS]) {
 
 #else
 
-DEVICE void steps_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void steps_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+DEVICE void steps_begin() { asm volatile("wgmma.fence.sync.aligned;"); }
+DEVICE void steps_commit() { asm volatile("wgmma.commit_group.sync.aligned;"); }
 DEVICE void steps_see_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 template <int LEFT>
 DEVICE void steps_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT));
 }
 template <int USED, int REGISTERS>
 DEVICE void steps_arrived(int (&d)[REGISTERS]) {
 #pragma unroll
-    for (int i = 0; i < USED; i++) asm volatile("" : "+r"(d[i])::"memory");
+    for (int i = 0; i < USED; i++) asm volatile("" : "+r"(d[i]));
 }
 
 // Registers of their own, before the first step: a later move into them would wait for all steps.
@@ -82,8 +82,7 @@ DEVICE void steps_clear(int (&d)[REGISTERS]) {
                  "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" names "},{%" #a0 ",%" #a1 ",%" #a2 ",%" #a3 \
                  "},%" #at ",p;}"                                                                                   \
                  : operands                                                                                         \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)ADDS)                               \
-                 : "memory")
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)ADDS))
 
 template <int N, bool ADDS, int REGISTERS>
 DEVICE void step(int (&d)[REGISTERS], const u32 (&a)[4], u64 b) {
