@@ -35,7 +35,7 @@ from strata.kernels.ops import Gdn
 
 REPEATS: Final = 5
 DEPTHS: Final = (8192, 2048)
-WAYS: Final = ((2, 3, 1, 2), (2, 3, 1, 4), (2, 3, 3, 2), (3, 2, 1, 2), (4, 2, 1, 2), (4, 2, 2, 2))
+WAYS: Final = ((2, 3, 3, 1), (2, 3, 1, 1), (2, 3, 3, 4), (2, 3, 3, 2), (4, 2, 2, 1))
 """Pairs of tokens under way, rows of a multiprocessor, rows of a block, chains of a lane."""
 
 PEAK: Final = r"""

@@ -57,7 +57,7 @@ _SELECT_FEW: Final = 1024
 _SELECT_MANY: Final = 256
 _SLICE: Final = 32
 _KEY_SLICE: Final = 16
-PROMPT_WAY: Final[dict[str, int]] = {"VALUES_AHEAD": 2, "VALUES_BLOCKS": 3, "ROWS_OF_A_BLOCK": 1, "KEY_CHAINS": 2}
+PROMPT_WAY: Final[dict[str, int]] = {"VALUES_AHEAD": 2, "VALUES_BLOCKS": 3, "ROWS_OF_A_BLOCK": 3, "KEY_CHAINS": 1}
 """Of many rows: pairs of tokens that a warp of qsa_values_row has under way, rows that a multiprocessor computes at a
 time, rows of a block where they fit, chains of a dot that a lane of qsa_keys_row has."""
 _KEPT_AT_ONCE: Final = 32

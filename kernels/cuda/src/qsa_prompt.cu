@@ -61,12 +61,12 @@ DEVICE void copy16_of_rows(void* to, const void* from) {
 // ------------------------------------------------------------------------------------------------------------- keys
 
 constexpr int SLICE = 16;      // dims at a time
-constexpr int HEAD_SETS = HEADS % 2 ? 1 : 2;    // lanes that share tokens: head h is of set h % HEAD_SETS
+constexpr int HEAD_SETS = HEADS % 2 || KEY_CHAINS == 1 ? 1 : 2;    // lanes that share tokens: head h is of set h % HEAD_SETS
 constexpr int OWN_HEADS = HEADS / HEAD_SETS;
 constexpr int CHAINS = KEY_CHAINS;              // of a lane
 constexpr int TOKEN_GROUPS = 8 * CHAINS / HEAD_SETS;  // of a warp's 64 tokens: t is of group t % TOKEN_GROUPS
 constexpr int TOKENS = 64 / TOKEN_GROUPS;       // of a lane
-constexpr int EACH_KEPT = 4 / CHAINS;                // of its tokens a lane keeps every first, or every second
+constexpr int EACH_KEPT = 4 / CHAINS;                // of so many tokens a lane keeps one
 constexpr int FEW_TOKENS = 8;  // a part of so few, what follows the listed blocks, is computed from device memory
 
 // SLICE dims of the keys of a part. The pitch keeps eight tokens in different banks.
@@ -116,10 +116,12 @@ struct Stage {
     }
     DEVICE void land(To&) {}
     DEVICE static void read(float (&v)[CHAINS], const Value* p) {
-        struct Raw {
-            typename Word<CHAINS * sizeof(Value)>::T word;
-        };
-        const Raw raw = {*reinterpret_cast<const typename Word<CHAINS * sizeof(Value)>::T*>(p)};
+        if (CHAINS == 1) {
+            v[0] = Format::get(*p);
+            return;
+        }
+        const typename Word<CHAINS * sizeof(Value)>::T raw =
+            *reinterpret_cast<const typename Word<CHAINS * sizeof(Value)>::T*>(p);
         const u32* words = reinterpret_cast<const u32*>(&raw);
 #pragma unroll
         for (int i = 0; i < CHAINS; i++)
@@ -193,7 +195,11 @@ struct Place {
     DEVICE Place() {
         const int lane = threadIdx.x & 31;
         heads = HEAD_SETS == 2 ? lane & 1 : 0;
-        chains = CHAINS == 2 ? lane >> 2 & 1 : 0;
+        chains = CHAINS == 1 ? lane & 3 : CHAINS == 2 ? lane >> 2 & 1 : 0;
+        if (CHAINS == 1) {
+            group = lane >> 2;
+            return;
+        }
         const int rest = CHAINS == 2 ? lane & 3 | lane >> 3 << 2 : lane;
         group = HEAD_SETS == 2 ? rest >> 1 : rest;
     }
@@ -218,14 +224,16 @@ struct Dots {
 
     template <class Value>
     DEVICE void add(const Slices<Value>& tile, const float* q, int first, const Place& place) {
-        const Value *even = &tile.k[first + place.token(0)][CHAINS * place.chains],
-                    *odd = &tile.k[first + place.token(1)][CHAINS * place.chains];
+        const Value* from[EACH_KEPT];
+#pragma unroll
+        for (int t = 0; t < EACH_KEPT; t++) from[t] = &tile.k[first + place.token(t)][CHAINS * place.chains];
 #pragma unroll
         for (int x = 0; x < SLICE; x += 4) {
             float keys[TOKENS][CHAINS], queries[OWN_HEADS][CHAINS];
 #pragma unroll
             for (int t = 0; t < TOKENS; t++)
-                Stage<Keys>::read(keys[t], (t % 2 ? odd : even) + t / 2 * 2 * TOKEN_GROUPS * Slices<Value>::PITCH + x);
+                Stage<Keys>::read(keys[t],
+                                  from[t % EACH_KEPT] + t / EACH_KEPT * EACH_KEPT * TOKEN_GROUPS * Slices<Value>::PITCH + x);
 #pragma unroll
             for (int h = 0; h < OWN_HEADS; h++) read_words(queries[h], q + h * HEAD_SETS * (D + 16) + x);
 #pragma unroll
@@ -239,15 +247,25 @@ struct Dots {
 
     // (c0 + c1) + (c2 + c3) in c[t][h][0] of the tokens that a lane keeps.
     DEVICE void join() {
+        if (CHAINS == 1) {
+#pragma unroll
+            for (int apart = 1; apart < 4; apart *= 2)
+#pragma unroll
+                for (int t = 0; t < TOKENS; t += 2 * apart)
+#pragma unroll
+                    for (int h = 0; h < OWN_HEADS; h++)
+                        c[t][h][0] = c[t][h][0] + __shfl_xor_sync(ALL, c[(t + apart) % TOKENS][h][0], apart);
+            return;
+        }
 #pragma unroll
         for (int t = 0; t < TOKENS; t += EACH_KEPT)
 #pragma unroll
             for (int h = 0; h < OWN_HEADS; h++) {
-                const float mine = c[t][h][0] + c[t][h][1];
+                const float mine = c[t][h][0] + c[t][h][1 % CHAINS];
                 if (CHAINS == 4) {
                     c[t][h][0] = mine + (c[t][h][2 % CHAINS] + c[t][h][3 % CHAINS]);
                 } else {
-                    const float theirs = c[(t + 1) % TOKENS][h][0] + c[(t + 1) % TOKENS][h][1];
+                    const float theirs = c[(t + 1) % TOKENS][h][0] + c[(t + 1) % TOKENS][h][1 % CHAINS];
                     c[t][h][0] = mine + __shfl_xor_sync(ALL, theirs, 4);
                 }
             }
