@@ -213,12 +213,10 @@ def _down_shared(down: Weight, rows: int, n: int) -> int:
     return inputs + (max(packed, terms) if whole else packed + terms)
 
 
-def _fused_shared(down: Weight, rows: int, held: bool) -> int:
-    """Parts of hyper_down.cu, fused. `held`: with the norm's factors."""
-    kind, groups = down.type, down.cols // down.type.group * 4
-    unpacked = rows * (down.cols + groups * (1 + kind.has_offset))
-    inputs = down.cols + groups * kind.has_offset + _terms(down, rows, 1)
-    return 4 * down.cols * held + unpacked + max(_packed(down, rows), inputs)
+def _fused_shared(down: Weight, rows: int) -> int:
+    """Parts of hyper_down.cu, fused."""
+    sums = down.cols // down.type.group * 4 * down.type.has_offset
+    return _packed(down, rows) + down.cols + sums + _terms(down, rows, 1)
 
 
 def _down_rows(down: Weight, n: int, width: int) -> int:
@@ -249,7 +247,7 @@ def _fused_rows(down: Weight) -> int:
 
 def _fuses(hc: Hyper, streams: int, width: int) -> bool:
     """Whether one row's norm is part of its product with `down`."""
-    shared = max(_fused_shared(hc.down, _fused_rows(hc.down), held=False), _inject_shared(hc))
+    shared = max(_fused_shared(hc.down, _fused_rows(hc.down)), _inject_shared(hc))
     fits = streams * LANES == _FUSED_THREADS and width <= _FUSED_PER_THREAD * LANES and width % LANES == 0
     return _plain(hc.down.type) and fits and shared <= _room()
 
@@ -278,11 +276,11 @@ def _fused_down(
     _, streams, width = x.shape
     rows, others = _fused_rows(hc.down), _beside(beta, streams)
     strength, y = added or (None, None)
-    blocks, held = -(-hc.down.rows // rows) + others, _fused_shared(hc.down, rows, held=True) <= _room()
+    blocks = -(-hc.down.rows // rows) + others
     launch(
         "hyper_down.cu", "hyper_down", (blocks,), (_FUSED_THREADS,),
         x, strength, y, hc.norm, None if hc.inject is None else hc.inject.data, hc.down.data, a, normed, beta, mail,
         I32(hc.down.rows), F32(eps), F32(1) / F32(streams),
-        shared=max(_fused_shared(hc.down, rows, held), _inject_shared(hc)), NORM_HELD=int(held),
+        shared=max(_fused_shared(hc.down, rows), _inject_shared(hc)),
         MAIL=int(mail is not None), TYPE=hc.down.type.name, ROWS=rows, FUSED=1, STREAMS=streams, PER_THREAD=width // LANES,
     )  # fmt: skip

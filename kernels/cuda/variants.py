@@ -42,8 +42,8 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
         for columns in (1, 2, 8):
             yield "hyper_down.cu", down | {"COLUMNS": columns, "MAIL": 1}
         fused: Constants = {"TYPE": kind, "ROWS": 3, "FUSED": 1, "STREAMS": 4, "PER_THREAD": 20}
-        for held in (0, 1):
-            yield "hyper_down.cu", fused | {"NORM_HELD": held, "MAIL": held}
+        for mail in (0, 1):
+            yield "hyper_down.cu", fused | {"MAIL": mail}
     for per in (1, 16):
         yield "route.cu", {"PER_LANE": per}
         for n in (1, 2, 8):

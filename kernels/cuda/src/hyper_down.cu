@@ -10,7 +10,7 @@
 // FUSED = 0: int8 and scales of n rows are there, as hyper_norm leaves them. A lane of WORKERS warps keeps the codes of 32
 // columns of the rows and copies those of the inputs for itself; SUMMERS warps add behind.
 // Constants   TYPE a format without a table, ROWS; FUSED: STREAMS = C, PER_THREAD elements of a thread, H = LANES *
-//             PER_THREAD, NORM_HELD: the norm's factors are in shared memory before the activations are there; not FUSED: COLS = C * H, COLUMNS rows of activations whose copies are
+//             PER_THREAD; not FUSED: COLS = C * H, COLUMNS rows of activations whose copies are
 //             under way together, WORKERS, SUMMERS
 // Shapes      x, normed (C, H), y (H,), beta (C,), inject (C, C * H) or null, down (rows, C * H), q (n, 2, C * H / 2) by
 //             halves of blocks, d (n, C * H / 32), sums (n, C * H / GROUP) -> a (n, rows). C * H a multiple of 256.
@@ -47,10 +47,7 @@ struct Parts {
     static constexpr int PITCH = SPANS * SPAN_TERMS + 4, SCALE_PITCH = SPANS + 4;  // floats of a row and input, of an input
     static constexpr int ROW = (ROW_BYTES + 31) / 16 * 16;                         // bytes of a packed row
 #if FUSED
-    static constexpr int CODES = NORM_HELD ? 4 * COLS : 0, FACTORS = CODES + ROWS * COLS, OFFSETS = FACTORS + ROWS * (COLS / F::GROUP) * 4;
-    static constexpr int PACKED = OFFSETS + (F::OFFSET ? ROWS * (COLS / F::GROUP) * 4 : 0);
-    // In the place of the packed rows, when they have been unpacked.
-    static constexpr int INPUTS = PACKED, SUMS = INPUTS + COLS, SCALES = SUMS + (F::OFFSET ? COLS / F::GROUP * 4 : 0);
+    static constexpr int PACKED = 0, INPUTS = ROWS * ROW, SUMS = INPUTS + COLS, SCALES = SUMS + (F::OFFSET ? COLS / F::GROUP * 4 : 0);
 #else
     static constexpr int INPUTS = 0, PACKED = COLUMNS * COLS;
     static constexpr int SCALES = PACKED + (SPANS > 32 * WORKERS ? ROWS * ROW : 0);  // else in the place of the packed rows
@@ -101,28 +98,6 @@ struct Codes {  // of 32 columns of a row
         for (int k = 0; k < PER_SPAN; k++)
             scale[k] = F::scale(p, s * PER_SPAN + k), offset[k] = F::offset(p, s * PER_SPAN + k);
     }
-#if FUSED
-    DEVICE void store(u8* memory, int r, int span) const {
-        u8* row = memory + Parts::CODES + r * COLS;
-        *half_span(row, span, 0) = low, *half_span(row, span, 1) = high;
-        const int group = (r * SPANS + span) * PER_SPAN;
-#pragma unroll
-        for (int k = 0; k < PER_SPAN; k++) {
-            ((float*)(memory + Parts::FACTORS))[group + k] = scale[k];
-            if (F::OFFSET) ((float*)(memory + Parts::OFFSETS))[group + k] = offset[k];
-        }
-    }
-    DEVICE void load(u8* memory, int r, int span) {
-        u8* row = memory + Parts::CODES + r * COLS;
-        low = *half_span(row, span, 0), high = *half_span(row, span, 1);
-        const int group = (r * SPANS + span) * PER_SPAN;
-#pragma unroll
-        for (int k = 0; k < PER_SPAN; k++) {
-            scale[k] = ((float*)(memory + Parts::FACTORS))[group + k];
-            offset[k] = F::OFFSET ? ((float*)(memory + Parts::OFFSETS))[group + k] : 0.0f;
-        }
-    }
-#endif
     // The terms with 32 inputs. `sums`: of their groups.
     DEVICE void multiply(const uint4& x, const uint4& y, const float* sums, float* to) const {
         const u32 word[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
@@ -201,16 +176,6 @@ DEVICE void leave(float* a, Mail* mail, u32 turn, int at, float value) {
 
 #if FUSED
 
-DEVICE void unpack_rows(u8* memory, const Rows& rows) {
-#pragma unroll 1
-    for (int item = threadIdx.x; item < rows.count * SPANS; item += THREADS) {
-        const int r = item / SPANS, span = item - r * SPANS;
-        Codes codes;
-        codes.unpack(rows.at(memory, r), span);
-        codes.store(memory, r, span);
-    }
-}
-
 // The terms of a stream's columns, by its threads.
 DEVICE void multiply_stream(u8* memory, const Rows& rows) {
     constexpr int OWN = SPANS / STREAMS;
@@ -220,7 +185,7 @@ DEVICE void multiply_stream(u8* memory, const Rows& rows) {
         const int item = threadIdx.x % LANES + i * LANES, r = item / OWN, span = stream * OWN + item - r * OWN;
         if (r >= rows.count) break;
         Codes codes;
-        codes.load(memory, r, span);
+        codes.unpack(rows.at(memory, r), span);
         u8* inputs = memory + Parts::INPUTS;
         codes.multiply(*half_span(inputs, span, 0), *half_span(inputs, span, 1),
                        (const float*)(memory + Parts::SUMS) + span * PER_SPAN,
@@ -240,6 +205,7 @@ struct Values {
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) chain = fmaf(v[i], v[i], chain);
         buffer[threadIdx.x] = chain;
+        copies_wait<0>();
         __syncthreads();
         const float* p = buffer + (threadIdx.x & ~(LANES - 1)) + lane;
         const float r = rms_factor(fold_warp((p[0] + p[64]) + (p[32] + p[96])), LANES * PER_THREAD, eps);
@@ -263,12 +229,8 @@ struct Values {
     }
 };
 
-// The norm's factors to shared memory, or on their way to the second level of the cache.
-DEVICE void ask_for(const float* w, u8* memory) {
-    if (NORM_HELD) {
-        copy_bytes(memory, (const u8*)w, 4 * COLS);
-        return;
-    }
+// The norm's factors on their way to the second level of the cache: they are read when there is room for them.
+DEVICE void ask_for(const float* w) {
 #if ARCH >= 900
 #pragma unroll 1
     for (int i = 32 * threadIdx.x; i < COLS; i += 32 * THREADS)
@@ -316,16 +278,13 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
     __shared__ u32 turn;
     if (MAIL && threadIdx.x == 0) turn = mail_turn(mail);
     if (threadIdx.x < STREAMS) ready_init(ready + threadIdx.x, LANES / 32);
-    ask_for(w, memory);
+    ask_for(w);
     if (unit < 0) {
         rows.copy(memory);
     } else if (beta) {
         copy_bytes(memory + 4 * COLS, (const u8*)(inject + (long long)unit * COLS), 4 * COLS);
     }
     copies_commit();
-    copies_wait<0>();
-    __syncthreads();
-    if (unit < 0) unpack_rows(memory, rows);
     if (!strength) inputs_ready();  // else the kernel before made y, and x and strength are older
     Values values;
 #pragma unroll
@@ -342,7 +301,7 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
             KEEP(values.v[i]);
         }
     }
-    values.norm((NORM_HELD ? (const float*)memory : w) + stream * WIDTH + j, buffer, eps);
+    values.norm(w + stream * WIDTH + j, buffer, eps);
     if (unit >= 0) {
         make_beta(values, (float*)memory, buffer, normed, beta, unit, scale, (u64*)(mail + 1) + n_rows + unit, turn);
         return;
