@@ -268,7 +268,8 @@ class _Cut:
         self.spans = self._spans()
         self.items = job.cols // ACTIVATION_BLOCK // self.spans
         self.strip = self._strip()
-        self.strips = self.all_rows // self.strip + self.segments
+        times, each = self.all_rows // self.each, -(-self.each // self.strip)
+        self.strips = times * (each + self.segments // times - 1)
         self.all_turns = self.strips * self.turns(self.strip) * job.halves
         self.weight_bytes = self.each * job.kind.row_bytes(job.cols)
 
