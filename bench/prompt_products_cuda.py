@@ -49,6 +49,7 @@ EXPERTS, USED, HIDDEN, INNER, STREAMS, RANK = 512, 10, 2560, 640, 4, 320
 EXPERT_TYPES = ("IQ3_S", "IQ4_NL")
 TRIED = (
     *CUTS[:6], Cut(64, 4, 8, 2), Cut(64, 4, 4, 3), Cut(128, 4, 4, 2), Cut(128, 4, 6, 1), Cut(64, 2, 8, 3),
+    Cut(128, 4, 8, 1, 1.0, 2), Cut(64, 4, 6, 2, 1.0, 2), Cut(64, 4, 4, 3, 1.0, 2), Cut(64, 4, 6, 2, 1.0, 4),
     Cut(64, 2, 4, 3), Cut(64, 4, 2, 3), Cut(64, 4, 5, 2), WideCut(2, 8, 4, 1), WideCut(2, 12, 2, 1),
     WideCut(1, 8, 2, 2), WideCut(2, 8, 2, 1), WideCut(3, 4, 4, 1),
 )  # fmt: skip
@@ -188,7 +189,8 @@ def named(cut: Cut | WideCut | None) -> str:
         if isinstance(cut, WideCut)
         else f"warps of {16 * cut.sixteens}x{8 * cut.eights}"
     )
-    return f" {cut.rows}x{cut.columns} {how} x{cut.blocks}"
+    at_once = f", {cut.spans} spans" if isinstance(cut, Cut) and cut.spans > 1 else ""
+    return f" {cut.rows}x{cut.columns} {how} x{cut.blocks}{at_once}"
 
 
 # ------------------------------------------------------------------------------------------------------------- products

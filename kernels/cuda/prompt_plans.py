@@ -144,6 +144,7 @@ class PromptPlan:
             sizes = {"FOURS": cut.fours, "EIGHTS": cut.eights, "PARTS": cut.parts}
         else:
             sizes = {"BM": cut.rows, "MT": cut.sixteens, "NT": cut.eights, "CHUNKS": self.chunks}
+            sizes["SPANS"] = cut.spans
         constants: dict[str, int | str] = {"TYPE": kind.name, "MODE": mode, **sizes}
         constants |= {"BLOCKS": cut.blocks, "COPIES": self.copies, "SHARED": self.shared}
         if made_for:

@@ -12,7 +12,7 @@
 // the last step of a tile is multiplied, the first of the next one is fetched and unpacked.
 //
 // Constants: TYPE a format, BM (64, 128), MT (2, 4), NT, BLOCKS of a multiprocessor, CHUNKS of raw bytes held (1, 2), COPIES
-// of the table, SHARED bytes that prompt_plans.py asks for, and MODE:
+// of the table, SPANS without a jump between them, SHARED bytes that prompt_plans.py asks for, and MODE:
 //   DENSE    several matrices of one type with the same input; out (n, rows) each
 //   GATE_UP  experts by tile list: BM / 2 rows of gate and of up; out (pairs, rows) = silu(gate x) * (up x);
 //            with NEXT_ORDER and NEXT_SUMS quantised, for a format with this order and groups of sums (0: none)
@@ -216,7 +216,7 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const u8* shared, int buffer,
     const u8* codes = unpacked + MT * wm * (16 * STEP) + lane * 16;
     const float* scales = (const float*)(unpacked + CODES) + MT * wm * 16 + 2 * g;
     const int first = 8 * EIGHTS * wn;
-#pragma unroll 1
+#pragma unroll SPANS
     for (int s = 0; s < (F::BLOCK < 256 ? spans : 4); s++) {
         Span span;
         span.q = inputs + (first + g) * STEP + ((s ^ (g & 3)) << 5) + 8 * t;
