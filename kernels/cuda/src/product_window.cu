@@ -13,7 +13,9 @@
 #include "device.cuh"
 #include "formats.cuh"
 #include "items.cuh"
+#include "own_scales.cuh"
 #include "quantize.cuh"
+#include "turned_row.cuh"
 
 #define MATRICES 8
 
@@ -34,16 +36,6 @@ struct Arguments {
     int n, cols, tiles, ring;
     int at_scales, at_sums, at_mail, at_own, at_grid, at_stages;  // parts of shared memory, bytes
     int input_pitch, scale_pitch, sum_pitch;
-};
-
-template <class T>
-struct Turnable {
-    enum { YES = 0 };
-};
-
-template <>
-struct Turnable<Q6_K> {
-    enum { YES = 1 };
 };
 
 typedef TYPE F;
@@ -78,16 +70,6 @@ DEVICE Tile tile_of(const Arguments& a, int item) {
 // Row r of the tile; past the end the last row again (its results are dropped).
 DEVICE const u8* row_of(const Tile& tile, int r, int row_bytes) {
     return tile.data + min(tile.row + r, tile.rows - 1) * (long long)row_bytes;
-}
-
-// Pieces i and i + 1 of two inputs each, of eight in a group of 16, to where a lane wants them for weights that lie 2 past a
-// multiple of 4 (TurnedRow): 1 to 6 come first, and the ends are together.
-DEVICE void take_pair(u8* block, int group, int i, u32 word) {
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-        const int piece = i + k, at = piece == 0 ? 6 : piece == 7 ? 7 : piece - 1;
-        *(u16*)(block + 8 * (at >> 1) + 4 * group + 2 * (at & 1)) = (u16)(word >> 16 * k);
-    }
 }
 
 // A warp takes 32 octets of a row at a time, and reads AHEAD times first.
@@ -280,27 +262,6 @@ struct RowCodes {
     DEVICE void span(int s, u32& c0, u32& c1) const { F::span(p, s, t, grid, c0, c1); }
 };
 
-// Blocks of Q6_K that begin 2 past a multiple of 4: a lane takes whole words, which lie 2 further in their group of 16, and
-// the last of a group its ends; `take_pair` puts the inputs in that order. So 13 words are read for 12, not 24.
-struct TurnedRow {
-    u32 word[13];
-    u32 pick;
-
-    DEVICE TurnedRow(const u8* p, int t, Grid) {
-        const u32 odd = (u32)(u64)p & 2, first = t + (odd >> 1);  // the fourth of a group is the first of the next
-        const u32* words = (const u32*)(p - odd) + (first & 3);
-        pick = first == 4 ? 0x5432 : 0x3210;
-#pragma unroll
-        for (int i = 0; i < 13; i++) word[i] = words[4 * i];
-    }
-    DEVICE u32 group(int i) const { return permute(word[i], word[i + 1], pick); }  // of 16 bytes
-    DEVICE void span(int s, u32& c0, u32& c1) const {
-        const int low = 4 * (s >> 2) + 2 * (s & 1), high = 8 + 2 * (s >> 2);
-        c0 = Q6_K::code(group(low), Q6_K::turned(group(high)), s);
-        c1 = Q6_K::code(group(low + 1), Q6_K::turned(group(high + 1)), s);
-    }
-};
-
 template <class Codes>
 DEVICE void span_codes(u32 (&c)[4], const Codes (&rows)[2], int s) {
     c[1] = c[3] = 0;
@@ -329,61 +290,6 @@ DEVICE void chunk_sums(int (&sums)[GROUPS][PART], const Codes (&rows)[2], const 
         }
     }
 }
-
-// The scales of groups OWN t to OWN t + OWN - 1 of a row's chunk. The four lanes of a row make them once, and the offsets,
-// and leave them to each other.
-template <class T>
-struct OwnScales {
-    float scale[OWN], offset[OWN];
-
-    DEVICE OwnScales(const u8* p, int t) {
-#pragma unroll
-        for (int i = 0; i < OWN; i++) scale[i] = T::scale(p, OWN * t + i), offset[i] = T::offset(p, OWN * t + i);
-    }
-};
-
-template <>
-struct OwnScales<Q6_K> {
-    float scale[4], offset[4];
-
-    DEVICE OwnScales(const u8* p, int t) {
-        const u32 biased = Halves(p + 192 + 4 * t).word(0) ^ 0x80808080u;
-        const float d = half_at(p + 208) * 0.25f, shift = d * -32896.0f;  // FACTOR is 4
-#pragma unroll
-        for (int i = 0; i < 4; i++) scale[i] = byte_times(biased, i, d, shift);
-    }
-};
-
-// Six bits a scale and a minimum; those of the upper half have their top bits with the lower ones.
-struct OwnMinima {
-    float scale[2], offset[2];
-
-    DEVICE OwnMinima(const u8* p, int t) {
-        const u32 both = ((const u32*)p)[0], a = ((const u32*)p)[1], b = ((const u32*)p)[2], c = ((const u32*)p)[3];
-        u32 scales = a & 0x3F3F3F3Fu, minima = b & 0x3F3F3F3Fu;
-        if (t & 2) {
-            scales = (c & 0x0F0F0F0Fu) | (a >> 2 & 0x30303030u);
-            minima = (c >> 4 & 0x0F0F0F0Fu) | (b >> 2 & 0x30303030u);
-        }
-        const float d = half_value((u16)both), least = -half_value((u16)(both >> 16));
-        const int from = 16 * (t & 1);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            scale[i] = byte_times(scales >> from, i, d, d * -32768.0f);
-            offset[i] = byte_times(minima >> from, i, least, least * -32768.0f);
-        }
-    }
-};
-
-template <>
-struct OwnScales<Q4_K> : OwnMinima {
-    using OwnMinima::OwnMinima;
-};
-
-template <>
-struct OwnScales<Q5_K> : OwnMinima {
-    using OwnMinima::OwnMinima;
-};
 
 DEVICE void leave(float* to, const float (&own)[OWN]) {
     if (OWN == 4) *(float4*)to = make_float4(own[0], own[1], own[2 % OWN], own[3 % OWN]);
