@@ -39,13 +39,15 @@ _RESERVED: Final = 1024
 @dataclass(frozen=True, slots=True)
 class Cut:
     """rows: weight rows of a block · sixteens: of rows of a warp, and warps side by side · eights: of columns of a
-    warp · blocks of a multiprocessor · cost of a multiply-add, relative."""
+    warp · blocks of a multiprocessor · cost of a multiply-add, relative · spans of 32 columns without a jump between
+    them."""
 
     rows: int
     sixteens: int
     eights: int
     blocks: int
     cost: float = 1.0
+    spans: int = 1
 
     @property
     def columns(self) -> int:
