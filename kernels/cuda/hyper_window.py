@@ -44,7 +44,7 @@ _DOWN_COLUMNS: Final = 8
 """Rows of activations that hyper_down.cu has at once, at most."""
 _DOWN_WORKERS: Final = 12
 """Warps of hyper_down.cu beside those that add, at most."""
-_FUSED_THREADS: Final = 512
+_FUSED_STREAMS: Final = 4
 _FUSED_PER_THREAD: Final = 20
 """Elements of a thread that still leave registers for a block of 512."""
 
@@ -242,24 +242,20 @@ def _down(down: Weight, normed: Quantized, a: DeviceArray, rows: int, mail: Devi
 
 def _fused_rows(down: Weight) -> int:
     """Rows of a block when one row's norm is part of its product with `down`."""
-    return min(_DOWN_ROWS, -(-down.rows // cards.card().multiprocessors))
+    most = 2 * LANES * ACT_BLOCK * _FUSED_STREAMS // down.cols
+    return min(most, _DOWN_ROWS, -(-down.rows // cards.card().multiprocessors))
 
 
 def _fuses(hc: Hyper, streams: int, width: int) -> bool:
     """Whether one row's norm is part of its product with `down`."""
-    shared = max(_fused_shared(hc.down, _fused_rows(hc.down)), _inject_shared(hc))
-    fits = streams * LANES == _FUSED_THREADS and width <= _FUSED_PER_THREAD * LANES and width % LANES == 0
+    shared = _fused_shared(hc.down, _fused_rows(hc.down))
+    fits = streams == _FUSED_STREAMS and width <= _FUSED_PER_THREAD * LANES and width % LANES == 0
     return _plain(hc.down.type) and fits and shared <= _room()
 
 
 def _beside(beta: DeviceArray | None, streams: int) -> int:
     """Blocks of hyper_down.cu, fused, beside those with rows of `down`."""
     return 1 if beta is None else streams
-
-
-def _inject_shared(hc: Hyper) -> int:
-    """Of a block of hyper_down.cu that makes a beta: a row of inject, and normed."""
-    return 8 * hc.down.cols if hc.inject is not None else 4 * hc.down.cols
 
 
 def _fused_down(
@@ -278,9 +274,10 @@ def _fused_down(
     strength, y = added or (None, None)
     blocks = -(-hc.down.rows // rows) + others
     launch(
-        "hyper_down.cu", "hyper_down", (blocks,), (_FUSED_THREADS,),
+        "hyper_down.cu", "hyper_down", (blocks,), (_FUSED_STREAMS * LANES,),
         x, strength, y, hc.norm, None if hc.inject is None else hc.inject.data, hc.down.data, a, normed, beta, mail,
         I32(hc.down.rows), F32(eps), F32(1) / F32(streams),
-        shared=max(_fused_shared(hc.down, rows), _inject_shared(hc)),
-        MAIL=int(mail is not None), TYPE=hc.down.type.name, ROWS=rows, FUSED=1, STREAMS=streams, PER_THREAD=width // LANES,
+        shared=_fused_shared(hc.down, rows),
+        TYPE=hc.down.type.name, ROWS=rows, FUSED=1, STREAMS=streams, PER_THREAD=width // LANES,
+        MAIL=int(mail is not None),
     )  # fmt: skip

@@ -31,7 +31,8 @@ constexpr int AT_ONCE = 8;  // spans whose terms are read at once
 #if FUSED
 constexpr int THREADS = STREAMS * LANES, COLS = STREAMS * PER_THREAD * LANES;
 constexpr int READY = COLS / 32 / STREAMS;  // spans whose terms become ready together
-static_assert(PER_THREAD <= 32, "a lane has the scale of one block");
+constexpr int EARLY = (PER_THREAD + 1) / 2;
+static_assert(STREAMS == 4 && PER_THREAD <= 32, "streams that help each other; a lane has the scale of one block");
 #else
 constexpr int THREADS = 32 * (WORKERS + SUMMERS);
 static_assert(WORKERS <= 16, "a barrier between any two of them that follow each other");
@@ -176,32 +177,16 @@ DEVICE void leave(float* a, Mail* mail, u32 turn, int at, float value) {
 
 #if FUSED
 
-// The terms of a stream's columns, by its threads.
-DEVICE void multiply_stream(u8* memory, const Rows& rows) {
-    constexpr int OWN = SPANS / STREAMS;
-    const int stream = threadIdx.x / LANES;
-#pragma unroll
-    for (int i = 0; i < (ROWS * OWN + LANES - 1) / LANES; i++) {
-        const int item = threadIdx.x % LANES + i * LANES, r = item / OWN, span = stream * OWN + item - r * OWN;
-        if (r >= rows.count) break;
-        Codes codes;
-        codes.unpack(rows.at(memory, r), span);
-        u8* inputs = memory + Parts::INPUTS;
-        codes.multiply(*half_span(inputs, span, 0), *half_span(inputs, span, 1),
-                       (const float*)(memory + Parts::SUMS) + span * PER_SPAN,
-                       (float*)(memory + Parts::terms(1)) + r * Parts::PITCH + span * SPAN_TERMS);
-    }
-}
-
 // What a thread holds of its stream: after `norm`, normed values.
 struct Values {
     float v[PER_THREAD];
 
-    DEVICE void norm(const float* w, float* buffer, float eps) {
+    // `early`: the first of the factors w, which there is room for while the activations come.
+    DEVICE void norm(const float (&early)[EARLY], const float* w, float* buffer, float eps) {
         const int lane = threadIdx.x & 31;
         float chain = 0.0f, factors[PER_THREAD];
 #pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) factors[i] = w[i * LANES];
+        for (int i = 0; i < PER_THREAD; i++) factors[i] = i < EARLY ? early[i < EARLY ? i : 0] : read_early(w + i * LANES);
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) chain = fmaf(v[i], v[i], chain);
         buffer[threadIdx.x] = chain;
@@ -229,7 +214,36 @@ struct Values {
     }
 };
 
-// The norm's factors on their way to the second level of the cache: they are read when there is room for them.
+// The streams in turn: one is quantised by its threads, and two others, which have unpacked its columns meanwhile, make its
+// terms. The first does not help: it adds.
+DEVICE void multiply_streams(const Values& values, u8* memory, const Rows& rows, Ready* ready) {
+    constexpr int OWN = SPANS / STREAMS;
+    static_assert(ROWS * OWN <= 2 * LANES, "an item a thread");
+    const int stream = threadIdx.x / LANES;
+#pragma unroll 1
+    for (int turn = 0; turn < (stream ? STREAMS : 1); turn++) {
+        const int helper = stream - (turn == 1 ? 2 : 1) - (turn == 2 && stream == 3);  // 0 and 1 help
+        if (turn == stream)
+            values.quantize(memory);
+        else if (helper < 0 || helper > 1)
+            continue;
+        const int item = threadIdx.x % LANES + helper * LANES, r = item / OWN, span = turn * OWN + item - r * OWN;
+        const bool works = turn != stream && r < rows.count;
+        Codes codes;
+        if (works) codes.unpack(rows.at(memory, r), span);
+        threads_meet(1 + turn, 3 * LANES);
+        if (works) {
+            u8* inputs = memory + Parts::INPUTS;
+            codes.multiply(*half_span(inputs, span, 0), *half_span(inputs, span, 1),
+                           (const float*)(memory + Parts::SUMS) + span * PER_SPAN,
+                           (float*)(memory + Parts::terms(1)) + r * Parts::PITCH + span * SPAN_TERMS);
+        }
+        if (turn == stream) continue;
+        ready_set(ready + turn);
+    }
+}
+
+// COLS numbers on their way to the second level of the cache: they are read when there is room for them.
 DEVICE void ask_for(const float* w) {
 #if ARCH >= 900
 #pragma unroll 1
@@ -238,28 +252,32 @@ DEVICE void ask_for(const float* w) {
 #endif
 }
 
-// beta of row `unit` of inject, which lies in shared memory behind room for the normed values.
-DEVICE void make_beta(const Values& values, float* memory, float* buffer, float* normed, float* beta, int unit, float scale,
+// beta of row `unit` of inject, and of the first unit `normed`: a chain goes from stream to stream.
+DEVICE void make_beta(const Values& values, const float* inject, float* buffer, float* normed, float* beta, int unit, float scale,
                       u64* post, u32 turn) {
-    const int first = threadIdx.x / LANES * PER_THREAD * LANES + threadIdx.x % LANES, lane = threadIdx.x & 31;
+    const int stream = threadIdx.x / LANES, j = threadIdx.x % LANES, first = stream * PER_THREAD * LANES + j, lane = threadIdx.x & 31;
+    float row[PER_THREAD];
+    if (beta)
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) {
-        memory[first + i * LANES] = values.v[i];
-        if (unit == 0) normed[first + i * LANES] = values.v[i];
-    }
+        for (int i = 0; i < PER_THREAD; i++) row[i] = inject[(long long)unit * COLS + first + i * LANES];
+    if (unit == 0)
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; i++) normed[first + i * LANES] = values.v[i];
     __syncthreads();
     if (MAIL && threadIdx.x == 0) {
         __threadfence();
         mail_post(post, turn, 0.0f);
     }
     if (!beta) return;
-    if (threadIdx.x < LANES) {
-        float chain = 0.0f;
-#pragma unroll 8
-        for (int e = threadIdx.x; e < COLS; e += LANES) chain = fmaf(memory[COLS + e], memory[e], chain);
-        buffer[threadIdx.x] = chain;
+    for (int c = 0; c < STREAMS; c++) {
+        if (c == stream) {
+            float chain = c ? buffer[j] : 0.0f;
+#pragma unroll
+            for (int i = 0; i < PER_THREAD; i++) chain = fmaf(row[i], values.v[i], chain);
+            buffer[j] = chain;
+        }
+        __syncthreads();
     }
-    __syncthreads();
     if (threadIdx.x >= 32) return;
     const float sum = fold_warp((buffer[lane] + buffer[lane + 64]) + (buffer[lane + 32] + buffer[lane + 96]));
     if (lane == 0) beta[unit] = 2.0f * sigmoid_f32(sum * scale);
@@ -276,16 +294,22 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
     const Rows rows(down, n_rows);
     __shared__ Ready ready[STREAMS];
     __shared__ u32 turn;
-    if (MAIL && threadIdx.x == 0) turn = mail_turn(mail);
-    if (threadIdx.x < STREAMS) ready_init(ready + threadIdx.x, LANES / 32);
-    ask_for(w);
-    if (unit < 0) {
-        rows.copy(memory);
-    } else if (beta) {
-        copy_bytes(memory + 4 * COLS, (const u8*)(inject + (long long)unit * COLS), 4 * COLS);
+    if (MAIL) {
+        if (threadIdx.x == 0) turn = mail_turn(mail);
+        __syncthreads();
     }
+    if (threadIdx.x < STREAMS) ready_init(ready + threadIdx.x, 2 * LANES / 32);
+    ask_for(w);
+    if (unit < 0)
+        rows.copy(memory);
+    else if (beta)
+        ask_for(inject + (long long)unit * COLS);
     copies_commit();
     if (!strength) inputs_ready();  // else the kernel before made y, and x and strength are older
+    float early[EARLY];
+    w += stream * WIDTH + j;
+#pragma unroll
+    for (int i = 0; i < EARLY; i++) early[i] = w[i * LANES];
     Values values;
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) values.v[i] = read_early(x + stream * WIDTH + i * LANES + j);
@@ -301,16 +325,12 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
             KEEP(values.v[i]);
         }
     }
-    values.norm(w + stream * WIDTH + j, buffer, eps);
+    values.norm(early, w, buffer, eps);
     if (unit >= 0) {
-        make_beta(values, (float*)memory, buffer, normed, beta, unit, scale, (u64*)(mail + 1) + n_rows + unit, turn);
+        make_beta(values, inject, buffer, normed, beta, unit, scale, (u64*)(mail + 1) + n_rows + unit, turn);
         return;
     }
-    if (stream) threads_meet(stream, 2 * LANES);  // the one before has been quantised
-    values.quantize(memory);
-    threads_meet(1 + stream, stream + 1 < STREAMS ? 2 * LANES : LANES);
-    multiply_stream(memory, rows);
-    ready_set(ready + stream);
+    multiply_streams(values, memory, rows, ready);
     if (threadIdx.x >= 32) return;
     const int r = min((int)threadIdx.x, rows.count - 1);
     const float sum = sum_of_row((const float*)(memory + Parts::terms(1)) + r * Parts::PITCH,
