@@ -76,12 +76,13 @@ DEVICE void convolve_tokens(Tokens& tokens, const Work& g) {
 #pragma unroll 1
     for (int e = threadIdx.x >> 5; e < 4 * n; e += THREADS / 32) {
         const int t = e >> 2, part = e & 3, row = g.window.s.begin + t;
-        if (part < 2) {
-            float v[PARTS];
-            convolve(g.window, row, (part ? g.key_heads + key_head : key_head) * D + lane, v);
-            make_unit(v, part ? 1.0f : query_scale());
+        if (part < (WHOLE ? 3 : 2)) {  // the code is there once: it is cold when the kernel begins
+            const int of_head = part == 0 ? key_head : part == 1 ? g.key_heads + key_head : 2 * g.key_heads + g.head;
+            float v[PARTS], *to = part == 0 ? tokens.q[t] : part == 1 ? tokens.k[t] : tokens.v[t];
+            convolve(g.window, row, of_head * D + lane, v);
+            if (part < 2) make_unit(v, part ? 1.0f : query_scale());
 #pragma unroll
-            for (int m = 0; m < PARTS; m++) (part ? tokens.k[t] : tokens.q[t])[lane + 32 * m] = v[m];
+            for (int m = 0; m < PARTS; m++) to[lane + 32 * m] = v[m];
         } else if (part == 2) {
             float v[VALUE_PARTS];
             convolve(g.window, row, (2 * g.key_heads + g.head) * D + g.column + lane, v);
@@ -272,9 +273,8 @@ DEVICE void keep_inputs(const Work& g, float* conv, u32* ended) {
     const int key_head = g.head % g.key_heads, warp = threadIdx.x >> 5;
     bool shared = g.head < g.key_heads;
     if (s.to == s.slot) shared = last_block(ended + blockIdx.z * g.key_heads + key_head, g.value_heads / g.key_heads);
-    if (warp == 1) keep_head(g.window, conv, 2 * g.key_heads + g.head);
-    if (warp == 2 && shared) keep_head(g.window, conv, key_head);
-    if (warp == 3 && shared) keep_head(g.window, conv, g.key_heads + key_head);
+    if (warp == 0 || warp > (shared ? 3 : 1)) return;
+    keep_head(g.window, conv, warp == 1 ? 2 * g.key_heads + g.head : warp == 2 ? key_head : g.key_heads + key_head);
 }
 
 KERNEL void __launch_bounds__(THREADS, BLOCKS)

@@ -57,29 +57,52 @@ struct Projected {
     DEVICE Angles rope() const { return {cos, sin, half}; }
 };
 
-// A query head's rope(rms(q)) for each of the warp's heads, to `query` (heads, d).
-DEVICE void turn_queries(const Projected& p, const Args& g, int position, long long first_head, int group, float* query) {
-    const int warp = threadIdx.x >> 5;
-    const Angles rope = p.rope();
-    const long long at = static_cast<long long>(position) * rope.half;
-    for (int first = warp; first < group; first += WARPS * AT_ONCE) {
-        WarpVector v[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            v[i] = load_vector(p.q_gate + (first_head + min(first + WARPS * i, group - 1)) * 2 * g.d, g.d);
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            if (first + WARPS * i < group)
-                norm_and_rotate(v[i], g.d, p.norm_q, p.eps, rope.cos + at, rope.sin + at, rope.half,
-                                query + (first + WARPS * i) * g.d);
-    }
-}
-
 // Which row of the launch is the token of a position in the slot of a row. By a warp; there is one.
 DEVICE int row_of(const Args& g, int row, int rows, int position) {
     const int lane = threadIdx.x & 31;
     return __ffs(__ballot_sync(ALL, lane < rows && g.slots[lane] == g.slots[row] && g.positions[lane] == position)) - 1;
 }
+
+// What a block turns itself: its query heads and the keys of this launch's rows in its tile.
+struct Turned {
+    const Projected& p;
+    const Args& g;
+    int row, rows, kv, position;
+    float* query;  // (heads of the group, d)
+    u8* tile;      // keys as they are kept, `pitch` apart
+    int pitch;
+
+    // Query heads from `begin` on, then the keys `stored` to n of a tile, whose first position is `first`. A warp takes one
+    // at a time and reads the next one meanwhile; the code is there once, since it is cold when the kernel begins.
+    DEVICE void make(int begin, int first, int stored, int n, float* buffer) const {
+        const int group = g.heads / g.kv_heads, end = group + n - stored;
+        int job = begin + (threadIdx.x >> 5);
+        if (job >= end) return;
+        WarpVector v = load_vector(source(job, group, first + stored), g.d);
+#pragma unroll 1
+        while (job < end) {
+            const int following = job + WARPS, t = stored + job - group;
+            WarpVector next;
+            if (following < end) next = load_vector(source(following, group, first + stored), g.d);
+            const bool asks = job < group;
+            const Angles rope = p.rope();
+            const long long at = static_cast<long long>(asks ? position : first + t) * rope.half;
+            norm_and_rotate(v, g.d, asks ? p.norm_q : p.norm_k, p.eps, rope.cos + at, rope.sin + at, rope.half,
+                            asks ? query + job * g.d : buffer);
+            if (!asks) {
+                Keys::put_row(tile + t * pitch, g.d, [&](int i) { return buffer[i]; });
+                __syncwarp();
+            }
+            job = following, v = next;
+        }
+    }
+
+  private:
+    DEVICE const float* source(int job, int group, int first_new) const {
+        if (job < group) return p.q_gate + (static_cast<long long>(row) * g.heads + kv * group + job) * 2 * g.d;
+        return p.k + (static_cast<long long>(row_of(g, row, rows, first_new + job - group)) * g.kv_heads + kv) * g.d;
+    }
+};
 
 // By a block: what a row stores of a key head, and with the first one its indexer key.
 DEVICE void store_row(const Projected& p, const Args& g, int row, int kv, float (*buffers)[VECTOR_MOST]) {
@@ -129,9 +152,8 @@ KERNEL void __launch_bounds__(THREADS)
     copy_keys(0, old);
     inputs_ready();
     if (begin >= kept.count) return;
-    if (PREPARES)
-        turn_queries(projected, g, g.positions[row], first_head, group, query);
-    else
+    const Turned turned = {projected, g, row, static_cast<int>(gridDim.z), kv, g.positions[row], query, tile, pitch};
+    if (!PREPARES)
         for (int e = tid; e < group * d / 4; e += THREADS) copy16(query + 4 * e, q + first_head * d + 4 * e);
     for (int first = begin; first < kept.count; first += tiles * 32) {
         const int n = min(32, kept.count - first), stored = PREPARES ? max(0, min(n, before - first)) : n;
@@ -139,14 +161,7 @@ KERNEL void __launch_bounds__(THREADS)
         __syncthreads();
         copy_keys(old, stored);
         old = 0;
-        if (PREPARES)
-            for (int t = stored + warp; t < n; t += WARPS) {  // tokens of this launch: their positions are first + t
-                const int from = row_of(g, row, gridDim.z, first + t);
-                norm_to_buffer(projected.k + (static_cast<long long>(from) * g.kv_heads + kv) * d, d, projected.norm_k,
-                               projected.eps, projected.rope(), first + t, buffers[warp]);
-                Keys::put_row(tile + t * pitch, d, [&](int i) { return buffers[warp][i]; });
-                __syncwarp();
-            }
+        if (PREPARES) turned.make(first == begin ? 0 : group, first, stored, n, buffers[warp]);
         copies_commit();
         copies_wait<0>();
         __syncthreads();
