@@ -84,13 +84,11 @@ WINDOW_WAYS = (
     Tuning(together=False, row=RowTuning(warps=12)),
     Tuning(together=False, row=RowTuning(spans=1)),
     Tuning(together=False, row=RowTuning(spans=5)),
-    Tuning(together=True, bulk=True),
     Tuning(together=True, rows=16),
-    Tuning(together=True, rows=16, bulk=True),
-    Tuning(together=True, rows=16, bulk=True, ring=4),
+    Tuning(together=True, rows=16, ring=4),
+    Tuning(together=True, ring=2),
     Tuning(together=True, ring=8),
-    Tuning(together=True, bulk=True, ring=2),
-    Tuning(together=True, bulk=True, stages=2),
+    Tuning(together=True, stages=2),
 )
 """Of several rows, by product_row.cu and by product_window.cu."""
 KERNELS = (Tuning(together=False), Tuning(together=True))

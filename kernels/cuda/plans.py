@@ -23,11 +23,9 @@ PAIRS: Final = "PAIRS"
 
 WINDOW_ROWS: Final = 16
 """Most rows of a window."""
-BULK_ARCH: Final = 90
-"""The first architecture that copies many bytes by one instruction."""
 CHUNK: Final = 256
 """Columns that are unpacked together."""
-STATIC: Final = 1024
+STATIC: Final = 256
 """Bytes for the shared variables that a window kernel declares itself."""
 ACTIVATION_BLOCK: Final = 32
 
@@ -74,16 +72,14 @@ def table_copies(kind: TensorType, room: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """rows of a tile · eights of activation rows · warps of a block · warps of a ring · stages of a warp · is a copy
-    one instruction? · copies of the table · blocks · pitches and byte offsets of the parts of shared memory, and its
-    size."""
+    """rows of a tile · eights of activation rows · warps of a block · warps of a ring · stages of a warp · copies of
+    the table · blocks · pitches and byte offsets of the parts of shared memory, and its size."""
 
     rows: int
     eights: int
     warps: int
     ring: int
     stages: int
-    bulk: bool
     copies: int
     blocks: int
     tiles: int
@@ -106,7 +102,6 @@ class WindowPlan:
             "NT": self.eights,
             "WARPS": self.warps,
             "STAGES": self.stages,
-            "BULK": int(self.bulk),
             "COPIES": self.copies,
         }
 
@@ -130,14 +125,13 @@ class RowTuning:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What may be set from outside, by the bench: None leaves it to the plan. `bulk`: a copy is one instruction (sm_90
-    and newer). `row`: of products by product_row.cu. `together`: by product_window.cu, see `together`."""
+    """What may be set from outside, by the bench: None leaves it to the plan. `row`: of products by product_row.cu.
+    `together`: by product_window.cu, see `together`."""
 
     rows: int | None = None
     warps: int | None = None
     ring: int | None = None
     stages: int | None = None
-    bulk: bool | None = None
     table_room: int | None = None
     row: RowTuning = RowTuning()
     together: bool | None = None
@@ -183,9 +177,6 @@ def window_plan(
     )
 
 
-LARGE_SHARED: Final = 160 << 10
-"""Shared memory of a block from which there is room for more copies of a table, and for tiles of 16 rows."""
-MOST_WARPS: Final = 16
 MOST_RING: Final = 4
 TILES_OF_A_MULTIPROCESSOR: Final = 8
 """Warps of a ring at most, and tiles times warps of a ring that keep a multiprocessor busy. On an H200, 8 rows of Q6_K:
@@ -201,13 +192,6 @@ def _ring(card: Card, tiles: int) -> int:
     return ring
 
 
-def _tile_rows(card: Card, matrix_rows: tuple[int, ...], n: int) -> int:
-    """16 rows share what a tile of 8 does once, where so many tiles still give every warp one and are held beside each
-    other."""
-    many = sum(matrix_rows) >= 16 * MOST_WARPS * card.multiprocessors
-    return 16 if many and n <= 8 and card.shared_block >= LARGE_SHARED else 8
-
-
 def _window_layout(
     card: Card,
     kind: TensorType,
@@ -218,11 +202,11 @@ def _window_layout(
     stages: int,
     tuning: Tuning,
 ) -> WindowPlan:
-    rows, eights = tuning.rows or _tile_rows(card, matrix_rows, n), 1 if n <= 8 else 2
+    rows, eights = tuning.rows or 8, 1 if n <= 8 else 2
     tiles = sum(-(-r // rows) for r in matrix_rows)
     ring = min(tuning.ring or _ring(card, tiles), warps)
     blocks = min(card.multiprocessors, tiles)
-    room = tuning.table_room or (64 << 10 if card.shared_block >= LARGE_SHARED else 16 << 10)
+    room = tuning.table_room or (64 << 10 if card.shared_block >= 160 << 10 else 16 << 10)
     copies = table_copies(kind, room)
 
     input_pitch = cols + (ACTIVATION_BLOCK - cols) % 128
@@ -243,7 +227,7 @@ def _window_layout(
         at[name] = begin
         begin += _round(size, 128)
     return WindowPlan(
-        rows, eights, warps, ring, stages, bool(tuning.bulk) and card.arch >= BULK_ARCH, copies, blocks, tiles,
+        rows, eights, warps, ring, stages, copies, blocks, tiles,
         input_pitch, scale_pitch, sum_pitch,
         at["scales"], at["sums"], at["mail"], at["own"], at["grid"], at["stages"], begin,
     )  # fmt: skip

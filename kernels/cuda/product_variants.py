@@ -71,8 +71,7 @@ def _blocks(
             row = row_plans.row_plan(card, kind, mode, (512,), cols, n, used, wide)
             yield "product_row.cu", row.constants(kind, mode)
         for n in windows if mode == DENSE else ():
-            for rows in (512, 1 << 18):
-                yield "product_window.cu", plans.window_plan(card, kind, (rows,), 256, n).constants(kind)
+            yield "product_window.cu", plans.window_plan(card, kind, (512,), 256, n).constants(kind)
         if mode != DOWN:
             if mode == DENSE:
                 tile = prompt_plans.prompt_plan(

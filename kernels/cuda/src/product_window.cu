@@ -8,8 +8,7 @@
 // in the order of the row and hands them on. The order is the order of the row, whatever the launch.
 //
 // Constants: TYPE a format, ROWS weight rows of a tile (8, 16), NT eights of activation rows (1, 2), WARPS of a block,
-// STAGES of a warp, BULK = 1 when a copy of a row's chunk is one instruction, COPIES of the type's table. Several matrices
-// of one type with the same input: out (n, rows) each.
+// STAGES of a warp, COPIES of the type's table. Several matrices of one type with the same input: out (n, rows) each.
 #include "device.cuh"
 #include "formats.cuh"
 #include "items.cuh"
@@ -165,73 +164,24 @@ struct Entries {
 };
 #endif
 
-// Copies of a chunk of the rows of a tile to a stage. Rows past the last are not copied, and what comes of them is dropped.
+// Copies of a chunk of the rows of a tile to a stage, 16 bytes a lane: LANES neighbours a row, whole sectors at once. One
+// instruction a row (cp.async.bulk) would take its addresses from uniform registers, so the lanes would issue it in turn.
 struct RowCopies {
-    u32 barriers;  // one a stage, in shared memory; only of BULK
     enum {
         MOST = (CHUNK_BYTES + 30) / 16,
-        LANES = BULK ? 1 : MOST <= 8 ? 8 : MOST <= 16 ? 16 : 32,  // neighbours that copy a row, 16 bytes each: whole sectors at once
-        AT_ONCE = 32 / LANES < ROWS ? 32 / LANES : ROWS,          // rows
+        LANES = MOST <= 8 ? 8 : MOST <= 16 ? 16 : 32,
+        AT_ONCE = 32 / LANES,  // rows
         TURNS = ROWS / AT_ONCE
     };
 
-    // `own`: STAGES words of this warp. Ends with all lanes.
-    DEVICE explicit RowCopies(u64* own) : barriers((u32)__cvta_generic_to_shared(own)) {
-#if BULK
-        if ((threadIdx.x & 31) == 0) {
-            for (int i = 0; i < STAGES; i++)
-                asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barriers + 8 * i), "r"((int)ROWS) : "memory");
-            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        }
-        __syncwarp();
-#endif
-    }
-    DEVICE static int first_row(int lane) { return lane / LANES; }
-    DEVICE static int first_byte(int lane) { return 16 * (lane % LANES); }
-
-    // All lanes come, and the stage is free. `from`: this lane's first byte of the chunk in its first row, which may lie past
-    // the row; rows: from that one on.
-    DEVICE void begin(int stage, u8* to, const u8* from, int row_bytes, int rows, int bytes, int lane) const {
-#if BULK
-        if (lane >= ROWS) return;
-        const int shift = (int)((u64)from & 15), all = rows > 0 ? (shift + bytes + 15) & ~15 : 0;
-        const u32 barrier = barriers + 8 * stage;
-        u64 state;
-        asm volatile("mbarrier.arrive.expect_tx.shared.b64 %0, [%1], %2;" : "=l"(state) : "r"(barrier), "r"(all) : "memory");
-        if (rows <= 0) return;
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         (u32)__cvta_generic_to_shared(to + lane * PITCH)),
-                     "l"(from - shift), "r"(all), "r"(barrier)
-                     : "memory");
-#else
-        to += lane / LANES * PITCH + first_byte(lane);
-        const int before = first_byte(lane) - bytes;
+    // `from`: this lane's first byte of the chunk in its first row, `past` bytes behind the chunk's end; rows: from that one
+    // on. Rows past the last are not copied, and what comes of them is dropped.
+    DEVICE static void begin(u8* to, const u8* from, int row_bytes, int rows, int past) {
 #pragma unroll
         for (int i = 0; i < TURNS; i++) {
-            if (i * AT_ONCE < rows && before < (int)((u64)from & 15)) copy16(to + i * (AT_ONCE * PITCH), (const u8*)((u64)from & ~15ull));
+            if (i * AT_ONCE < rows && past < (int)((u64)from & 15)) copy16(to + i * (AT_ONCE * PITCH), (const u8*)((u64)from & ~15ull));
             from += AT_ONCE * row_bytes;
         }
-#endif
-    }
-    // After each chunk, also where there was none to copy.
-    DEVICE void commit() const {
-#if !BULK
-        copies_commit();
-#endif
-    }
-    // Until the chunk of a stage is there, for all lanes; `parity`: of the number of chunks that it has had before.
-    DEVICE void wait(int stage, u32 parity) const {
-#if BULK
-        u32 done;
-        do asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                        : "=r"(done)
-                        : "r"(barriers + 8 * stage), "r"(parity)
-                        : "memory");
-        while (!done);
-#else
-        copies_wait<STAGES - 1>();
-        __syncwarp();
-#endif
     }
 };
 
@@ -393,11 +343,9 @@ DEVICE void finish(const Arguments& a, const float (&acc)[PART], const Tile& til
 KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments a) {
     extern __shared__ __align__(16) u8 shared[];
     __shared__ Box boxes[WARPS];
-    __shared__ u64 barriers[BULK ? WARPS * STAGES : 1];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int chunks = (a.cols + 255) / 256, row_bytes = a.cols / F::BLOCK * F::BYTES;
     if (lane == 0) box_init(&boxes[warp]);
-    const RowCopies copies(barriers + (BULK ? warp * STAGES : 0));
     if (a.early) next_may_come();
     const Entries entries;
 
@@ -408,7 +356,8 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
 
     // Copies run STAGES - 1 chunks ahead.
     u8* const stages = shared + a.at_stages + warp * (STAGES * STAGE);
-    const int copy_row = RowCopies::first_row(lane);
+    const int copy_row = lane / RowCopies::LANES, copy_byte = 16 * (lane % RowCopies::LANES);  // this lane's first ones
+    u8* const copy_to = stages + copy_row * PITCH + copy_byte;
     int load_item = begin, load_chunk = place, load_stage = 0, loaded_item = -1, load_rows = 0;  // rows: from this lane's first on
     const u8* load_from = 0;  // of this lane's first row, its first byte
     auto load = [&]() {
@@ -416,17 +365,17 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
         if (load_item < items) {
             if (load_item != loaded_item) {
                 const Tile tile = tile_of(a, load_item);
-                load_from = tile.data + ((tile.row + copy_row) * (long long)row_bytes + RowCopies::first_byte(lane));
+                load_from = tile.data + ((tile.row + copy_row) * (long long)row_bytes + copy_byte);
                 load_rows = tile.rows - tile.row - copy_row;
                 loaded_item = load_item;
             }
             const int at = load_chunk * CHUNK_BYTES;
             const int bytes = F::BLOCK == 256 ? (int)CHUNK_BYTES : min((int)CHUNK_BYTES, row_bytes - at);
-            copies.begin(load_stage, stages + load_stage * STAGE, load_from + at, row_bytes, load_rows, bytes, lane);
+            RowCopies::begin(copy_to + load_stage, load_from + at, row_bytes, load_rows, copy_byte - bytes);
         }
-        copies.commit();
+        copies_commit();
         load_chunk += a.ring;
-        load_stage = load_stage == STAGES - 1 ? 0 : load_stage + 1;
+        load_stage = load_stage == (STAGES - 1) * STAGE ? 0 : load_stage + STAGE;
     };
 #pragma unroll 1
     for (int i = 1; i < STAGES; i++) load();
@@ -454,7 +403,6 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
 
     Tile tile;
     int item = begin, chunk = place, stage = 0, seen_item = -1;
-    u32 parity = 0;  // of the stage's filling
     u32 low = 0, high = 0;  // address bits of rows g and g + 8
     u32 taken = 0, handed = 0;
     float acc[PART];
@@ -468,9 +416,10 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
             seen_item = item;
         }
         load();
-        copies.wait(stage, parity);
+        copies_wait<STAGES - 1>();
+        __syncwarp();
 
-        const u8* from = stages + stage * STAGE + g * PITCH;
+        const u8* from = stages + stage + g * PITCH;
         const u8* p0 = from + ((low + chunk * CHUNK_BYTES) & 15);
         const u8* p1 = from + 8 * PITCH + ((high + chunk * CHUNK_BYTES) & 15);
         const int spans = min(8, a.cols / 32 - 8 * chunk);
@@ -497,7 +446,7 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
         else if (a.ring > 1) hand_sums(acc, mail + next, &boxes[next], handed++, lane);
         __syncwarp();  // the stage is free for the copies of the next turn
         chunk += a.ring;
-        if (++stage == STAGES) stage = 0, parity ^= 1;
+        stage = stage == (STAGES - 1) * STAGE ? 0 : stage + STAGE;
     }
     if (a.early) inputs_ready();
 }

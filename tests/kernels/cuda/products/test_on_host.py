@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strata.kernels.cuda import plans, product
+from strata.kernels.cuda import product
 from strata.kernels.cuda.plans import Tuning, together
 from strata.kernels.formats import BY_NAME
 from strata.kernels.reference.linear import dequantize
@@ -33,18 +33,6 @@ def test_inputs_that_another_kernel_quantised_lie_where_the_weights_want_them(ho
     monkeypatch.setattr(product, "QUANTIZE_APART", 1)
     for cols in (768, 1024):
         host.check_linear([random_weight(name, 24, cols)], 6, tuning=Tuning(together=True))
-
-
-@pytest.mark.parametrize("name, rows, cols", [("Q6_K", 37, 1024), ("Q8_0", 19, 352), ("MXFP4", 9, 640)])
-def test_copies_of_whole_rows_bring_what_copies_by_lanes_bring(
-    host, host_loader, random_weight, monkeypatch, name, rows, cols
-):
-    monkeypatch.setattr(plans, "BULK_ARCH", 0)
-    w = random_weight(name, rows, cols)
-    for order in (0, 1, 2):
-        host_loader.emulator.order = order
-        host.check_linear([w], 5, tuning=Tuning(together=True, bulk=True, ring=2, warps=8))
-        host.check_linear([w], 2, tuning=Tuning(together=True, bulk=True, rows=16, stages=2, warps=4))
 
 
 def test_large_matrices_go_through_tiles_and_small_ones_do_not():
