@@ -20,7 +20,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -79,6 +79,18 @@ def optimizers(model: DemoModel) -> list[torch.optim.Optimizer]:
     return [Muon(matrices, RATE, weight_decay=WEIGHT_DECAY), adam]
 
 
+def clip(params: Sequence[torch.Tensor], most: float) -> torch.Tensor:
+    """Scales all gradients together to a norm of at most `most`; makes them zero when it is no number, so that one bad
+    batch costs a step and not the training. Returns 1 then, else 0, on the device: the host waits for nothing."""
+    grads = [p.grad for p in params if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(grads)
+    bad = ~torch.isfinite(norm)
+    scale = torch.clamp(most / (norm + 1e-6), max=1.0)
+    for g in grads:
+        g.copy_(torch.where(bad, torch.zeros_like(g), g * scale))
+    return bad.long()
+
+
 class Training:
     """Model, optimisers and where they are. `seconds`: spent by all legs; `step`: also the index of the next batch."""
 
@@ -92,6 +104,8 @@ class Training:
         self.optimizers = optimizers(self.model)
         self.probes = torch.Generator(self.device).manual_seed(seed)
         self.step, self.seconds, self.tokens, self.warm_step = 0, 0.0, 0, 0
+        self.skipped = torch.zeros((), dtype=torch.int64, device=self.device)
+        """Steps of this leg whose gradients were no numbers."""
         self.pages: list[dict[str, Any]] = []
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -155,7 +169,7 @@ class Training:
         tokens = self.on_device(batch)
         losses = self.objective(self.forward(tokens, progress), tokens)
         losses.total.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.skipped += clip(list(self.model.parameters()), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -211,28 +225,32 @@ class Log:
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
         self._sums: Losses | None = None
-        self._n = 0
+        self._n: torch.Tensor | int = 0
         self._at = (time.monotonic(), 0)
 
     def add(self, losses: Losses) -> None:
-        self._sums = losses if self._sums is None else Losses(*(a + b for a, b in zip(self._sums, losses, strict=True)))
-        self._n += 1
+        """A step's; one that is no number is counted and left out."""
+        finite = torch.isfinite(losses.total)
+        kept = Losses(*(torch.where(finite, x, torch.zeros_like(x)) for x in losses))
+        self._sums = kept if self._sums is None else Losses(*(a + b for a, b in zip(self._sums, kept, strict=True)))
+        self._n = finite.long() + self._n
 
     def line(self, training: Training, clock: Clock) -> None:
-        """Prints and keeps a line; waits for the device."""
+        """Prints and keeps a line; waits for the device. Raises Diverged when no step since the last had a loss."""
         if self._sums is None:
             return
-        sums, tokens = [x.cpu() for x in self._sums], training.tokens
+        sums, count, tokens = [x.cpu() for x in self._sums], int(self._n), training.tokens
         (seconds, before), now = self._at, time.monotonic()
-        figures = {name: float(x) / self._n for name, x in zip(Losses._fields[:-1], sums, strict=False)}
-        if not math.isfinite(figures["total"]):
-            raise Diverged(f"the loss is {figures['total']} at step {training.step}; try a lower --rate: {figures}")
+        if not count:
+            raise Diverged(f"no loss is a number in the steps before {training.step}; try a lower --rate")
+        figures = {name: float(x) / count for name, x in zip(Losses._fields[:-1], sums, strict=False)}
         of, n = sums[-1]
         by_task = {task: round(float(of[i] / n[i]), 4) for i, task in enumerate(TASKS) if n[i]}
         line = {
             "step": training.step,
             "seconds": round(clock.before + clock.spent, 1),
             "progress": round(clock.progress, 4),
+            "skipped": int(training.skipped),
         }
         line |= {name: round(x, 4) for name, x in figures.items()}
         speed = (tokens - before) / (now - seconds) if before else 0.0
@@ -317,7 +335,7 @@ def main(words: list[str] | None = None) -> None:
 
 def machine(training: Training) -> dict[str, Any]:
     """What the leg ran on and what it took."""
-    facts: dict[str, Any] = {"torch": torch.__version__, "tokens": training.tokens, "steps": training.step}
+    facts: dict[str, Any] = {"torch": str(torch.__version__), "tokens": training.tokens, "steps": training.step}
     if training.device.type == "cuda":
         facts["device"] = torch.cuda.get_device_name()
         facts["peak_gib"] = round(torch.cuda.max_memory_allocated() / (1 << 30), 1)

@@ -142,6 +142,25 @@ def test_a_loss_that_is_no_number_ends_the_leg():
         log.line(training, train.Clock(0.0, 1.0, 1.0))
 
 
+def test_a_batch_whose_gradients_are_no_numbers_costs_a_step_and_not_the_training():
+    good, bad = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))
+    good.grad, bad.grad = torch.full((3,), 4.0), torch.tensor([0.0, math.nan])
+    assert train.clip([good, bad], 1.0) == 1
+    assert not good.grad.any() and not bad.grad.any()
+    good.grad, bad.grad = torch.full((3,), 4.0), torch.zeros(2)
+    assert train.clip([good, bad], 1.0) == 0
+    assert good.grad.norm().item() == pytest.approx(1.0)
+
+
+def test_a_loss_that_is_no_number_is_left_out_of_the_line():
+    training, log = train.Training(SMOKE, 1, "cpu", lambda f: f), train.Log()
+    losses = training.learn(aligned(STREAM.batch(0), SMOKE.block, END), 0.0)
+    log.add(losses)
+    log.add(losses._replace(total=torch.tensor(math.nan)))
+    log.line(training, train.Clock(0.0, 1.0, 1.0))
+    assert log.lines[0]["total"] == pytest.approx(losses.total.item(), abs=1e-3)
+
+
 def test_exact_resuming_learns_what_one_run_learns(tmp_path):
     batches = [aligned(STREAM.batch(i), SMOKE.block, END) for i in range(4)]
     whole, first, second = (train.Training(SMOKE, 1, "cpu", lambda f: f) for _ in range(3))
