@@ -61,11 +61,10 @@ FEWER = 100
 
 
 class Rounds:
-    """Modules, the products between them, and the arrays of n rows. `mail`: with `hyper_window.mail_box`."""
+    """Modules, the products between them, and the arrays of n rows."""
 
-    def __init__(self, bench: Bench, n: int, mail: bool = False) -> None:
+    def __init__(self, bench: Bench, n: int) -> None:
         self.bench, self.n = bench, n
-        self.mail = hyper_window.mail_box(bench.workspace) if mail else None
         self.into, self.out = self._weight("Q6_K", INNER, HIDDEN), self._weight("Q6_K", HIDDEN, INNER)
         self.modules = [self._module()]
         one = sum(w.data.nbytes for w in (self.modules[0].down, self.modules[0].up))
@@ -89,7 +88,7 @@ class Rounds:
         return w
 
     def mix(self, module: Hyper, beta: Any, y: Any) -> tuple[Any, Any]:
-        return hyper.hyper_mix(self.bench.workspace, self.x, module, EPS, self.n, (beta, y), self.mail)
+        return hyper.hyper_mix(self.bench.workspace, self.x, module, EPS, self.n, (beta, y))
 
     def run(self) -> None:
         """A chain."""
@@ -139,18 +138,6 @@ def measure(rounds: Rounds) -> None:
             bench.add(f"round of {n} rows: {' + '.join(names)}", "us", shares)
 
 
-def measure_mail(rounds: Rounds) -> None:
-    """A round whose kernels hand numbers over while both run."""
-    bench, count = rounds.bench, len(rounds.modules)
-    for _ in range(3):
-        rounds.check()
-    with bench.stream:
-        launches = Launches.of(rounds.run)
-        us = [t / count for t in bench.times([launches.queue], REPLAYS)]
-    bench.add(f"round of {rounds.n} rows, numbers handed over", "us", us)
-    rounds.check()
-
-
 def ways(rounds: Rounds) -> None:
     """Other shares of the first cache, and other blocks."""
     bench, n, count = rounds.bench, rounds.n, len(rounds.modules)
@@ -178,20 +165,16 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     bench = Bench(Console(width=150))
     flags = {"rows": args.rows, "ways": args.ways}
-    for mail in (False, True):
-        for n in map(int, args.rows.split(",")):
-            rounds = Rounds(bench, n, mail)
-            rounds.check()
-            if mail:
-                measure_mail(rounds)
-            else:
-                measure(rounds)
-            if args.ways and not mail:
-                ways(rounds)
-            del rounds
-        report = Report(tool="window_streams_cuda", records=bench.records, flags=flags)
-        if args.out:
-            report.write(args.out)
+    for n in map(int, args.rows.split(",")):
+        rounds = Rounds(bench, n)
+        rounds.check()
+        measure(rounds)
+        if args.ways:
+            ways(rounds)
+        del rounds
+    report = Report(tool="window_streams_cuda", records=bench.records, flags=flags)
+    if args.out:
+        report.write(args.out)
     show(report, bench.console)
     return 0
 

@@ -46,12 +46,10 @@ def hyper_mix(
     eps: float,
     rows_at_once: int,
     added: Added | None = None,
-    mail: DeviceArray | None = None,
 ) -> tuple[DeviceArray, DeviceArray | None]:
     """x (n, C, H) -> the block's input u (n, H), and beta (n, C) when the module injects.
 
-    With `added`, x[c] = fma(beta[c], y, x[c]) comes first, in place. `mail`: `hyper_window.mail_box`, by which the kernels
-    of a window hand numbers over while both run.
+    With `added`, x[c] = fma(beta[c], y, x[c]) comes first, in place.
     """
     size = check(x=(x, "n C H", F32), norm=(hc.norm, "C H", F32))
     n, streams, width = size["n"], size["C"], size["H"]
@@ -67,7 +65,7 @@ def hyper_mix(
         rows = slice(begin, min(begin + rows_at_once, n))
         before = None if added is None else (added[0][rows], added[1][rows])
         with workspace.scratch():
-            _mix(workspace, x[rows], hc, eps, before, u[rows], None if beta is None else beta[rows], left, mail)
+            _mix(workspace, x[rows], hc, eps, before, u[rows], None if beta is None else beta[rows], left)
     return u, beta
 
 
@@ -80,12 +78,11 @@ def _mix(
     u: DeviceArray,
     beta: DeviceArray | None,
     left: np.ndarray,
-    mail: DeviceArray | None,
 ) -> None:
     """One batch of rows, into u and beta."""
     n, streams, width = x.shape
     if hyper_window.takes(hc, n, streams, width):
-        hyper_window.mix(workspace, x, hc, eps, added, u, beta, left, mail)
+        hyper_window.mix(workspace, x, hc, eps, added, u, beta, left)
         return
     scale = F32(1) / F32(streams)
     if _quantises(hc, n, width):

@@ -44,14 +44,9 @@ _DOWN_COLUMNS: Final = 8
 """Rows of activations that hyper_down.cu has at once, at most."""
 _DOWN_WORKERS: Final = 12
 """Warps of hyper_down.cu beside those that add, at most."""
-_FUSED_STREAMS: Final = 4
-_FUSED_PER_THREAD: Final = 20
+_ROW_THREADS: Final = 512
+_ROW_PER_THREAD: Final = 20
 """Elements of a thread that still leave registers for a block of 512."""
-
-_MOST_MAIL: Final = 4096
-"""Words of the mail between hyper_down.cu and hyper_window.cu."""
-_MAIL_ARCH: Final = 90
-"""The first cards whose kernels overlap, so that there is something to win."""
 
 Added = tuple[DeviceArray, DeviceArray]
 
@@ -85,15 +80,6 @@ def norm_streams(
     return normed, made
 
 
-def mail_box(workspace: Workspace) -> DeviceArray | None:
-    """Room for `Mail` and its words (mail.cuh), which keeps what is in it; None on cards that have no use for it."""
-    if cards.card().arch < _MAIL_ARCH:
-        return None
-    mail = workspace.array((1 + _MOST_MAIL,), np.uint64)
-    mail[...] = 0
-    return mail
-
-
 def takes(hc: Hyper, n: int, streams: int, width: int) -> bool:
     """Whether `mix` does these rows."""
     kind, cols = hc.up.type, hc.up.cols
@@ -112,27 +98,23 @@ def mix(
     u: DeviceArray,
     beta: DeviceArray | None,
     left: np.ndarray,
-    mail: DeviceArray | None,
 ) -> None:
-    """x (n, C, H) -> u and beta, for rows that `takes` allows; `added`, `mail` and x as for `hyper_mix`. `left`: where
-    u goes quantised (`forms.leave`), or nothing."""
+    """x (n, C, H) -> u and beta, for rows that `takes` allows; `added` and x as for `hyper_mix`. `left`: where u goes
+    quantised (`forms.leave`), or nothing."""
     n, streams, width = x.shape
-    if n * hc.down.rows + streams > _MOST_MAIL:
-        mail = None
-    if n == 1 and _fuses(hc, streams, width):
+    if n == 1 and _row_rows(hc, streams, width):
         a, normed = workspace.array((1, hc.down.rows)), workspace.array((1, streams * width))
-        _fused_down(x, hc, eps, added, a, normed, beta, mail)
-        _end(hc, a, normed, u, beta, (x, *added) if added else (None, None, None), left, mail, fresh=True)
+        _down_row(x, hc, eps, added, a, normed, beta)
+        _end(hc, a, normed, u, beta, (x, *added) if added else (None, None, None), left, fresh=True)
         return
     rows = _down_rows(hc.down, n, width)
     normed, made = norm_streams(workspace, x, hc, eps, added, hc.down.type if rows else None)
     if made is None:
         (a,) = linear(workspace, [hc.down], normed)
-        mail = None
     else:
         a = workspace.array((n, hc.down.rows))
-        _down(hc.down, made, a, rows, mail)
-    _end(hc, a, normed, u, beta, (None, None, None), left, mail, fresh=False)
+        _down(hc.down, made, a, rows)
+    _end(hc, a, normed, u, beta, (None, None, None), left, fresh=False)
 
 
 def _plain(kind: TensorType) -> bool:
@@ -165,7 +147,6 @@ def _end(
     beta: DeviceArray | None,
     added: tuple[DeviceArray | None, ...],
     left: np.ndarray,
-    mail: DeviceArray | None,
     fresh: bool,
 ) -> None:
     """All after the product with `down`. `added`: x, beta, y when x is still to be written; `fresh`: normed is new, and
@@ -178,10 +159,10 @@ def _end(
     at_once = next((h for h in _AT_ONCE if h * threads >= n * cols), _AT_ONCE[-1])
     launch(
         "hyper_window.cu", "hyper_window", (width // ELEMENTS + -(-n_beta * LANES // threads),), (threads,),
-        a, normed, hc.up.data, inject, u, beta, *added, left, mail,
-        I32(_beside(beta, streams)), I32(n), I32(width), I32(n_beta), F32(1) / F32(streams),
+        a, normed, hc.up.data, inject, u, beta, *added, left,
+        I32(n), I32(width), I32(n_beta), F32(1) / F32(streams),
         shared=_end_shared(hc.up, n, streams),
-        TYPE=hc.up.type.name, SPANS=spans, STREAMS=streams, FRESH=int(fresh), MAIL=int(mail is not None),
+        TYPE=hc.up.type.name, SPANS=spans, STREAMS=streams, FRESH=int(fresh),
         EIGHTS=_eights(n), AT_ONCE=at_once,
     )  # fmt: skip
 
@@ -207,16 +188,10 @@ def _terms(down: Weight, rows: int, n: int) -> int:
 
 
 def _down_shared(down: Weight, rows: int, n: int) -> int:
-    """Parts of hyper_down.cu, not fused."""
+    """Parts of hyper_down.cu."""
     inputs, packed, terms = _columns(n) * down.cols, _packed(down, rows), _terms(down, rows, n)
     whole = down.cols <= 32 * ACT_BLOCK * _workers(down.cols)
     return inputs + (max(packed, terms) if whole else packed + terms)
-
-
-def _fused_shared(down: Weight, rows: int) -> int:
-    """Parts of hyper_down.cu, fused."""
-    sums = down.cols // down.type.group * 4 * down.type.has_offset
-    return _packed(down, rows) + down.cols + sums + _terms(down, rows, 1)
 
 
 def _down_rows(down: Weight, n: int, width: int) -> int:
@@ -229,36 +204,38 @@ def _down_rows(down: Weight, n: int, width: int) -> int:
     return rows
 
 
-def _down(down: Weight, normed: Quantized, a: DeviceArray, rows: int, mail: DeviceArray | None) -> None:
-    """a = down * normed, `rows` of a block; as mail where there is some."""
+def _down(down: Weight, normed: Quantized, a: DeviceArray, rows: int) -> None:
+    """a = down * normed, `rows` of a block."""
     n, workers, summers = len(a), _workers(down.cols), -(-rows * len(a) // 32)
     launch(
         "hyper_down.cu", "hyper_down", (-(-down.rows // rows),), (32 * (workers + summers),),
-        normed.q, normed.d, normed.sums, down.data, a, mail, I32(down.rows), I32(n),
-        shared=_down_shared(down, rows, n), TYPE=down.type.name, ROWS=rows, FUSED=0, COLS=down.cols,
-        COLUMNS=_columns(n), WORKERS=workers, SUMMERS=summers, MAIL=int(mail is not None),
+        normed.q, normed.d, normed.sums, down.data, a, I32(down.rows), I32(n),
+        shared=_down_shared(down, rows, n), TYPE=down.type.name, ROWS=rows, COLS=down.cols,
+        COLUMNS=_columns(n), WORKERS=workers, SUMMERS=summers,
     )  # fmt: skip
 
 
-def _fused_rows(down: Weight) -> int:
-    """Rows of a block when one row's norm is part of its product with `down`."""
-    most = 2 * LANES * ACT_BLOCK * _FUSED_STREAMS // down.cols
-    return min(most, _DOWN_ROWS, -(-down.rows // cards.card().multiprocessors))
+def _row_shared(hc: Hyper, rows: int) -> int:
+    """Of hyper_down_row.cu: its Parts, or, of a block that makes a beta, a row of inject and normed."""
+    down, kind = hc.down, hc.down.type
+    sums = down.cols // kind.group * 4 if kind.has_offset else 0
+    pitch = down.cols // kind.group * (1 + kind.has_offset) + 4
+    parts = _packed(down, rows) + down.cols + down.cols // ACT_BLOCK * 4 + sums + rows * pitch * 4
+    return max(parts, 8 * down.cols if hc.inject is not None else 4 * down.cols)
 
 
-def _fuses(hc: Hyper, streams: int, width: int) -> bool:
-    """Whether one row's norm is part of its product with `down`."""
-    shared = _fused_shared(hc.down, _fused_rows(hc.down))
-    fits = streams == _FUSED_STREAMS and width <= _FUSED_PER_THREAD * LANES and width % LANES == 0
-    return _plain(hc.down.type) and fits and shared <= _room()
+def _row_rows(hc: Hyper, streams: int, width: int) -> int:
+    """Rows of a block of hyper_down_row.cu; 0: it does not take this product."""
+    threads = streams * LANES == _ROW_THREADS and width <= _ROW_PER_THREAD * LANES and width % LANES == 0
+    if not (_plain(hc.down.type) and threads):
+        return 0
+    rows = min(_DOWN_ROWS, -(-hc.down.rows // cards.card().multiprocessors))
+    while rows and _row_shared(hc, rows) > _room():
+        rows -= 1
+    return rows
 
 
-def _beside(beta: DeviceArray | None, streams: int) -> int:
-    """Blocks of hyper_down.cu, fused, beside those with rows of `down`."""
-    return 1 if beta is None else streams
-
-
-def _fused_down(
+def _down_row(
     x: DeviceArray,
     hc: Hyper,
     eps: float,
@@ -266,18 +243,15 @@ def _fused_down(
     a: DeviceArray,
     normed: DeviceArray,
     beta: DeviceArray | None,
-    mail: DeviceArray | None,
 ) -> None:
-    """a (as mail where there is some), normed and beta of one row; x stays as it is."""
+    """a, normed and beta of one row; x stays as it is."""
     _, streams, width = x.shape
-    rows, others = _fused_rows(hc.down), _beside(beta, streams)
+    rows = _row_rows(hc, streams, width)
     strength, y = added or (None, None)
-    blocks = -(-hc.down.rows // rows) + others
+    blocks = -(-hc.down.rows // rows) + (1 if beta is None else streams)
     launch(
-        "hyper_down.cu", "hyper_down", (blocks,), (_FUSED_STREAMS * LANES,),
-        x, strength, y, hc.norm, None if hc.inject is None else hc.inject.data, hc.down.data, a, normed, beta, mail,
-        I32(hc.down.rows), F32(eps), F32(1) / F32(streams),
-        shared=_fused_shared(hc.down, rows),
-        TYPE=hc.down.type.name, ROWS=rows, FUSED=1, STREAMS=streams, PER_THREAD=width // LANES,
-        MAIL=int(mail is not None),
+        "hyper_down_row.cu", "hyper_down", (blocks,), (_ROW_THREADS,),
+        x, strength, y, hc.norm, None if hc.inject is None else hc.inject.data, hc.down.data, a, normed, beta,
+        I32(hc.down.rows), F32(eps), F32(1) / F32(streams), shared=_row_shared(hc, rows),
+        TYPE=hc.down.type.name, ROWS=rows, STREAMS=streams, PER_THREAD=width // LANES,
     )  # fmt: skip

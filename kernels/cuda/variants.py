@@ -35,15 +35,12 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
     for kind, spans in (("Q8_0", 10), ("Q8_0", 2), ("Q5_1", 10), ("IQ4_NL", 24)):
         up: Constants = {"TYPE": kind, "SPANS": spans, "STREAMS": 4}
         for fresh, eights, at_once in ((1, 1, 1), (0, 1, 5), (0, 2, 5)):
-            for mail in (0, 1):
-                yield "hyper_window.cu", up | {"FRESH": fresh, "EIGHTS": eights, "AT_ONCE": at_once, "MAIL": mail}
+            yield "hyper_window.cu", up | {"FRESH": fresh, "EIGHTS": eights, "AT_ONCE": at_once}
     for kind in ("Q6_K", "Q8_0", "Q5_K", "IQ4_XS"):
-        down: Constants = {"TYPE": kind, "ROWS": 3, "FUSED": 0, "COLS": 10240, "WORKERS": 10, "SUMMERS": 1}
+        down: Constants = {"TYPE": kind, "ROWS": 3, "COLS": 10240, "WORKERS": 10, "SUMMERS": 1}
         for columns in (1, 2, 8):
-            yield "hyper_down.cu", down | {"COLUMNS": columns, "MAIL": 1}
-        fused: Constants = {"TYPE": kind, "ROWS": 3, "FUSED": 1, "STREAMS": 4, "PER_THREAD": 20}
-        for mail in (0, 1):
-            yield "hyper_down.cu", fused | {"MAIL": mail}
+            yield "hyper_down.cu", down | {"COLUMNS": columns}
+        yield "hyper_down_row.cu", {"TYPE": kind, "ROWS": 3, "STREAMS": 4, "PER_THREAD": 20}
     for per in (1, 16):
         yield "route.cu", {"PER_LANE": per}
         for n in (1, 2, 8):

@@ -1,26 +1,17 @@
-// The beginning of a hyper-connection's mix in a window: a = down * normed.
+// A product of a hyper-connection's mix in a window of several rows: a = down * normed; of one row: hyper_down_row.cu.
 //
-// A block takes ROWS rows of `down` over their whole length, which come to shared memory and are unpacked before the
-// activations are there. A thread makes the terms of 32 columns; a lane adds those of a row in their order, which takes
-// longer than all else, so that it begins as soon as it can.
-// FUSED = 1, a window of one row: every block adds and norms the streams for itself, as hyper_norm does, thread (c, j) the
-// elements j + 128 i of stream c. That costs less than a launch that waits for one. The streams are quantised and multiplied
-// one after the other, since those after the first have time until its terms are added. The blocks after those with rows
-// write `normed` and make beta, one row of `inject` each. x is not written: hyper_window does that.
-// FUSED = 0: int8 and scales of n rows are there, as hyper_norm leaves them. A lane of WORKERS warps keeps the codes of 32
-// columns of the rows and copies those of the inputs for itself; SUMMERS warps add behind.
-// Constants   TYPE a format without a table, ROWS; FUSED: STREAMS = C, PER_THREAD elements of a thread, H = LANES *
-//             PER_THREAD; not FUSED: COLS = C * H, COLUMNS rows of activations whose copies are
-//             under way together, WORKERS, SUMMERS
-// Shapes      x, normed (C, H), y (H,), beta (C,), inject (C, C * H) or null, down (rows, C * H), q (n, 2, C * H / 2) by
-//             halves of blocks, d (n, C * H / 32), sums (n, C * H / GROUP) -> a (n, rows). C * H a multiple of 256.
-//             Dynamic shared memory: `Parts`
-// MAIL = 1: a is posted (mail.cuh), and of the blocks that make beta that they have read x and written `normed`.
-// Source      `product`, `lanes` and `ops.Kernels.hyper_mix`
+// A block takes ROWS rows of `down` over their whole length, which come to shared memory before the activations are there.
+// A lane of WORKERS warps keeps the codes of 32 columns of the rows, copies the inputs of these columns for itself and makes
+// their terms; a lane of SUMMERS warps adds those of a row and an input in their order, which takes longer than all else, so
+// that it begins as soon as it can.
+// Constants   TYPE a format without a table, ROWS, COLS = C * H, COLUMNS rows of activations whose copies are under way
+//             together, WORKERS, SUMMERS
+// Shapes      down (rows, C * H); int8, scales and sums of n rows as hyper_norm leaves them: q (n, 2, C * H / 2) by halves
+//             of blocks, d (n, C * H / 32), sums (n, C * H / GROUP) -> a (n, rows). C * H a multiple of 256. Dynamic shared
+//             memory: `Parts`
+// Source      `product` of ops.py
 #include "rows.cuh"
 #include "formats.cuh"
-#include "quantize_lane.cuh"
-#include "mail.cuh"
 #include "ready.cuh"
 
 typedef TYPE F;
@@ -28,17 +19,10 @@ constexpr int CHUNK_BYTES = 256 / F::BLOCK * F::BYTES;
 constexpr int PER_SPAN = 32 / F::GROUP;
 constexpr int SPAN_TERMS = PER_SPAN * (1 + F::OFFSET);
 constexpr int AT_ONCE = 8;  // spans whose terms are read at once
-#if FUSED
-constexpr int THREADS = STREAMS * LANES, COLS = STREAMS * PER_THREAD * LANES;
-constexpr int READY = COLS / 32 / STREAMS;  // spans whose terms become ready together
-constexpr int EARLY = (PER_THREAD + 1) / 2;
-static_assert(STREAMS == 4 && PER_THREAD <= 32, "streams that help each other; a lane has the scale of one block");
-#else
 constexpr int THREADS = 32 * (WORKERS + SUMMERS);
+constexpr int READY = 32;                                 // spans whose terms become ready together
+constexpr int BESIDE = ROWS <= 3 && ARCH >= 800 ? 2 : 1;  // registers that leave room for a block of another kernel
 static_assert(WORKERS <= 16, "a barrier between any two of them that follow each other");
-constexpr int READY = 32;
-#endif
-constexpr int BESIDE = FUSED || (ROWS <= 3 && ARCH >= 800) ? 2 : 1;  // registers that leave room for a block of another kernel
 constexpr int SPANS = COLS / 32;
 constexpr int ROW_BYTES = COLS / F::BLOCK * F::BYTES;
 static_assert(SPANS % AT_ONCE == 0, "terms are read eight spans at once");
@@ -47,12 +31,8 @@ static_assert(SPANS % AT_ONCE == 0, "terms are read eight spans at once");
 struct Parts {
     static constexpr int PITCH = SPANS * SPAN_TERMS + 4, SCALE_PITCH = SPANS + 4;  // floats of a row and input, of an input
     static constexpr int ROW = (ROW_BYTES + 31) / 16 * 16;                         // bytes of a packed row
-#if FUSED
-    static constexpr int PACKED = 0, INPUTS = ROWS * ROW, SUMS = INPUTS + COLS, SCALES = SUMS + (F::OFFSET ? COLS / F::GROUP * 4 : 0);
-#else
     static constexpr int INPUTS = 0, PACKED = COLUMNS * COLS;
     static constexpr int SCALES = PACKED + (SPANS > 32 * WORKERS ? ROWS * ROW : 0);  // else in the place of the packed rows
-#endif
 
     DEVICE static int terms(int n) { return SCALES + n * SCALE_PITCH * 4; }
 };
@@ -168,178 +148,6 @@ DEVICE float sum_of_row(const float* terms, const float* scales, const Ready* re
     return sum;
 }
 
-DEVICE void leave(float* a, Mail* mail, u32 turn, int at, float value) {
-    if (MAIL)
-        mail_post((u64*)(mail + 1) + at, turn, value);
-    else
-        a[at] = value;
-}
-
-#if FUSED
-
-// What a thread holds of its stream: after `norm`, normed values.
-struct Values {
-    float v[PER_THREAD];
-
-    // `early`: the first of the factors w, which there is room for while the activations come.
-    DEVICE void norm(const float (&early)[EARLY], const float* w, float* buffer, float eps) {
-        const int lane = threadIdx.x & 31;
-        float chain = 0.0f, factors[PER_THREAD];
-#pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) factors[i] = i < EARLY ? early[i < EARLY ? i : 0] : read_early(w + i * LANES);
-#pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) chain = fmaf(v[i], v[i], chain);
-        buffer[threadIdx.x] = chain;
-        copies_wait<0>();
-        __syncthreads();
-        const float* p = buffer + (threadIdx.x & ~(LANES - 1)) + lane;
-        const float r = rms_factor(fold_warp((p[0] + p[64]) + (p[32] + p[96])), LANES * PER_THREAD, eps);
-#pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) v[i] = (v[i] * r) * factors[i];
-    }
-    // A warp's 32 values of one i are a block.
-    DEVICE void quantize(u8* memory) const {
-        const int lane = threadIdx.x & 31, first = (threadIdx.x / LANES * PER_THREAD * LANES + threadIdx.x % LANES) & ~31;
-        const int place = place_in_block<F::ORDER>(lane);
-        const LaneScales<PER_THREAD> scales(v);
-        if (lane < PER_THREAD) ((float*)(memory + Parts::SCALES))[(first + lane * LANES) / 32] = scales.d[0];
-#pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) {
-            const int block = (first + i * LANES) / 32, q = scales.quantized(v[i], i);
-            ((u8*)half_span(memory + Parts::INPUTS, block, place >> 4))[place & 15] = (u8)q;
-            if (!F::OFFSET) continue;
-            const int sum = sum_of_group<F::GROUP>(q);
-            if (lane % F::GROUP == 0) ((float*)(memory + Parts::SUMS))[block * PER_SPAN + lane / F::GROUP] = (float)sum;
-        }
-    }
-};
-
-// The streams in turn: one is quantised by its threads, and two others, which have unpacked its columns meanwhile, make its
-// terms. The first does not help: it adds.
-DEVICE void multiply_streams(const Values& values, u8* memory, const Rows& rows, Ready* ready) {
-    constexpr int OWN = SPANS / STREAMS;
-    static_assert(ROWS * OWN <= 2 * LANES, "an item a thread");
-    const int stream = threadIdx.x / LANES;
-#pragma unroll 1
-    for (int turn = 0; turn < (stream ? STREAMS : 1); turn++) {
-        const int helper = stream - (turn == 1 ? 2 : 1) - (turn == 2 && stream == 3);  // 0 and 1 help
-        if (turn == stream)
-            values.quantize(memory);
-        else if (helper < 0 || helper > 1)
-            continue;
-        const int item = threadIdx.x % LANES + helper * LANES, r = item / OWN, span = turn * OWN + item - r * OWN;
-        const bool works = turn != stream && r < rows.count;
-        Codes codes;
-        if (works) codes.unpack(rows.at(memory, r), span);
-        threads_meet(1 + turn, 3 * LANES);
-        if (works) {
-            u8* inputs = memory + Parts::INPUTS;
-            codes.multiply(*half_span(inputs, span, 0), *half_span(inputs, span, 1),
-                           (const float*)(memory + Parts::SUMS) + span * PER_SPAN,
-                           (float*)(memory + Parts::terms(1)) + r * Parts::PITCH + span * SPAN_TERMS);
-        }
-        if (turn == stream) continue;
-        ready_set(ready + turn);
-    }
-}
-
-// COLS numbers on their way to the second level of the cache: they are read when there is room for them.
-DEVICE void ask_for(const float* w) {
-#if ARCH >= 900
-#pragma unroll 1
-    for (int i = 32 * threadIdx.x; i < COLS; i += 32 * THREADS)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(w + i) : "memory");
-#endif
-}
-
-// beta of row `unit` of inject, and of the first unit `normed`: a chain goes from stream to stream.
-DEVICE void make_beta(const Values& values, const float* inject, float* buffer, float* normed, float* beta, int unit, float scale,
-                      u64* post, u32 turn) {
-    const int stream = threadIdx.x / LANES, j = threadIdx.x % LANES, first = stream * PER_THREAD * LANES + j, lane = threadIdx.x & 31;
-    float row[PER_THREAD];
-    if (beta)
-#pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) row[i] = inject[(long long)unit * COLS + first + i * LANES];
-    if (unit == 0)
-#pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) normed[first + i * LANES] = values.v[i];
-    __syncthreads();
-    if (MAIL && threadIdx.x == 0) {
-        __threadfence();
-        mail_post(post, turn, 0.0f);
-    }
-    if (!beta) return;
-    for (int c = 0; c < STREAMS; c++) {
-        if (c == stream) {
-            float chain = c ? buffer[j] : 0.0f;
-#pragma unroll
-            for (int i = 0; i < PER_THREAD; i++) chain = fmaf(row[i], values.v[i], chain);
-            buffer[j] = chain;
-        }
-        __syncthreads();
-    }
-    if (threadIdx.x >= 32) return;
-    const float sum = fold_warp((buffer[lane] + buffer[lane + 64]) + (buffer[lane + 32] + buffer[lane + 96]));
-    if (lane == 0) beta[unit] = 2.0f * sigmoid_f32(sum * scale);
-}
-
-KERNEL void __launch_bounds__(THREADS, BESIDE)
-    hyper_down(const float* x, const float* strength, const float* y, const float* w, const float* inject, const u8* down,
-               float* a, float* normed, float* beta, Mail* mail, int n_rows, float eps, float scale) {
-    extern __shared__ __align__(16) u8 memory[];
-    __shared__ float buffer[THREADS];
-    constexpr int WIDTH = PER_THREAD * LANES;
-    const int blocks = (n_rows + ROWS - 1) / ROWS, unit = (int)blockIdx.x - blocks;
-    const int stream = threadIdx.x / LANES, j = threadIdx.x % LANES;
-    const Rows rows(down, n_rows);
-    __shared__ Ready ready[STREAMS];
-    __shared__ u32 turn;
-    if (MAIL) {
-        if (threadIdx.x == 0) turn = mail_turn(mail);
-        __syncthreads();
-    }
-    if (threadIdx.x < STREAMS) ready_init(ready + threadIdx.x, 2 * LANES / 32);
-    ask_for(w);
-    if (unit < 0)
-        rows.copy(memory);
-    else if (beta)
-        ask_for(inject + (long long)unit * COLS);
-    copies_commit();
-    if (!strength) inputs_ready();  // else the kernel before made y, and x and strength are older
-    float early[EARLY];
-    w += stream * WIDTH + j;
-#pragma unroll
-    for (int i = 0; i < EARLY; i++) early[i] = w[i * LANES];
-    Values values;
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) values.v[i] = read_early(x + stream * WIDTH + i * LANES + j);
-    if (strength) {
-        const float b = read_early(strength + stream);
-        inputs_ready();
-        float added[PER_THREAD];
-#pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) added[i] = y[i * LANES + j];
-#pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) {
-            values.v[i] = fmaf(b, added[i], values.v[i]);
-            KEEP(values.v[i]);
-        }
-    }
-    values.norm(early, w, buffer, eps);
-    if (unit >= 0) {
-        make_beta(values, inject, buffer, normed, beta, unit, scale, (u64*)(mail + 1) + n_rows + unit, turn);
-        return;
-    }
-    multiply_streams(values, memory, rows, ready);
-    if (threadIdx.x >= 32) return;
-    const int r = min((int)threadIdx.x, rows.count - 1);
-    const float sum = sum_of_row((const float*)(memory + Parts::terms(1)) + r * Parts::PITCH,
-                                 (const float*)(memory + Parts::SCALES), ready);
-    if (threadIdx.x < rows.count) leave(a, mail, turn, blockIdx.x * ROWS + r, sum);
-}
-
-#else
-
 // Copies of a lane's columns of COLUMNS inputs from `begin` on, each a group, and with the first the scales of its warp's.
 DEVICE void copy_inputs(u8* memory, const u8* q, const float* d, int n, int begin, int first, bool works) {
     const int lane = threadIdx.x & 31, span = first + lane;
@@ -399,12 +207,9 @@ struct Worker {  // a lane with 32 columns of all rows
 };
 
 KERNEL void __launch_bounds__(THREADS, BESIDE)
-    hyper_down(const u8* q, const float* d, const float* sums, const u8* down, float* a, Mail* mail, int n_rows,
-               int n) {
+    hyper_down(const u8* q, const float* d, const float* sums, const u8* down, float* a, int n_rows, int n) {
     extern __shared__ __align__(16) u8 memory[];
     __shared__ Ready ready[(SPANS + 31) / 32];
-    __shared__ u32 turn;
-    if (MAIL && threadIdx.x == 0) turn = mail_turn(mail);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const Rows rows(down, n_rows);
     for (int i = threadIdx.x; 32 * i < SPANS; i += THREADS) ready_init(ready + i, 1);
@@ -438,7 +243,5 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
     const bool works = r < rows.count;
     const float sum = sum_of_row((const float*)(memory + Parts::terms(n)) + (works ? id : 0) * Parts::PITCH,
                                  (const float*)(memory + Parts::SCALES) + (works ? i : 0) * Parts::SCALE_PITCH, ready);
-    if (works) leave(a, mail, turn, i * n_rows + blockIdx.x * ROWS + r, sum);
+    if (works) a[(long long)i * n_rows + blockIdx.x * ROWS + r] = sum;
 }
-
-#endif

@@ -11,14 +11,11 @@
 //             AT_ONCE blocks of 32 inputs that a warp quantises
 // Shapes      a (n, R), normed (n, C, H), up (C * H, R), inject (C, C * H) or null -> u (n, H), beta (n, C); H a multiple
 //             of ELEMENTS. Dynamic shared memory: `Parts`
-// MAIL = 1: the kernel before posts a, and where FRESH that its blocks beside have read x and made `normed` (mail.cuh). This
-// one works while that one ends, and waits for it when all is done.
 // Source      `product`, `lanes` and `ops.Kernels.hyper_mix`
 #include "rows.cuh"
 #include "formats.cuh"
 #include "quantize_lane.cuh"
 #include "forms.cuh"
-#include "mail.cuh"
 
 typedef TYPE F;
 constexpr int ELEMENTS = 32;
@@ -125,19 +122,12 @@ DEVICE void make_beta(const float* normed, const float* inject, float* beta, int
 }
 
 // silu(a * scale) of all rows to int8 in shared memory: AT_ONCE blocks of a warp at once.
-DEVICE void inputs_to_shared(const float* a, const Mail* mail, u32 turn, u8* memory, const Parts& at, int n, float scale) {
+DEVICE void inputs_to_shared(const float* a, u8* memory, const Parts& at, int n, float scale) {
     const int blocks = n * SPANS, lane = threadIdx.x & 31;
     for (int first = threadIdx.x >> 5; first < blocks; first += AT_ONCE * WARPS) {
         float v[AT_ONCE];
-#if MAIL
-        const u64* word[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) word[i] = (const u64*)(mail + 1) + 32 * min(first + i * WARPS, blocks - 1) + lane;
-        mail_read(v, word, turn);
-#else
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) v[i] = a[32 * min(first + i * WARPS, blocks - 1) + lane];
-#endif
+        for (int i = 0; i < AT_ONCE; i++) v[i] = a[32ll * min(first + i * WARPS, blocks - 1) + lane];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) v[i] = silu_f32(v[i] * scale);
         const LaneScales<AT_ONCE> scales(v);
@@ -161,27 +151,13 @@ DEVICE void copy_normed(const float* normed, u8* memory, const Parts& at, int n,
         copy16(memory + at.normed + 16 * i, normed + static_cast<long long>(i / QUADS) * width + first + 4 * (i % QUADS));
 }
 
-// Until the poster's blocks beside those that make `a` have done what this kernel may not overtake.
-DEVICE void wait_beside(const Mail* mail, u32 turn, int first, int beside) {
-    if (!FRESH) return;
-    if ((int)threadIdx.x < beside) {
-        const u64* word[1] = {(const u64*)(mail + 1) + first + threadIdx.x};
-        float unused[1];
-        mail_read(unused, word, turn);
-        __threadfence();
-    }
-    __syncthreads();
-}
-
 KERNEL void __launch_bounds__(THREADS, BESIDE)
     hyper_window(const float* a, const float* normed, const u8* up, const float* inject, float* u, float* beta, float* x,
-                 const float* strength, const float* y, PARAMETER Forms forms, Mail* mail, int beside, int n, int width,
-                 int n_beta, float scale) {
+                 const float* strength, const float* y, PARAMETER Forms forms, int n, int width, int n_beta,
+                 float scale) {
     extern __shared__ __align__(16) u8 memory[];
-    __shared__ u32 turn;
     const int blocks = width / ELEMENTS, tid = threadIdx.x, t = tid & 3;
     if (!FRESH && blockIdx.x >= blocks) {
-        if (MAIL && tid == 0) mail_take(mail, gridDim.x);
         make_beta(normed, inject, beta, blockIdx.x - blocks, n_beta, STREAMS * width, scale);
         return;
     }
@@ -196,7 +172,6 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
     }
     if (!FRESH) copy_normed(normed, memory, at, n, width, first);
     copies_commit();
-    if (MAIL && tid == 0) turn = mail_take(mail, gridDim.x);
     const int output = tid / ELEMENTS, element = tid % ELEMENTS;  // the activation row and element that a thread ends
     const long long own = static_cast<long long>(output) * STREAMS * width + first + element;
     float added[STREAMS];
@@ -212,19 +187,16 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
     const u8* begin = up + (static_cast<long long>(stream) * width + first) * row_bytes;
     const Codes codes(memory + stream * at.stream + ((u64)begin & 15) + row % ELEMENTS * row_bytes, t);
 
-    if (MAIL)
-        wait_beside(mail, turn, n * 32 * SPANS, beside);
-    else
-        inputs_ready();
+    inputs_ready();
     if (FRESH) {
         copy_normed(normed, memory, at, n, width, first);
         copies_commit();
     }
-    inputs_to_shared(a, mail, turn, memory, at, n, scale);
-    __syncthreads();
     if (FRESH && x && output < n)
 #pragma unroll
         for (int c = 0; c < STREAMS; c++) x[own + c * width] = added[c];
+    inputs_to_shared(a, memory, at, n, scale);
+    __syncthreads();
     float* gates = (float*)(memory + at.gates);
     float gate[EIGHTS][2];
     row_products(codes, memory, at, gate);
@@ -237,18 +209,16 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
         }
     copies_wait<0>();
     __syncthreads();
-    if (output < n) {
-        const float* streams = (const float*)(memory + at.normed) + output * WEIGHT_ROWS + element;
-        float sum = 0.0f;
+    if (output >= n) return;
+    const float* streams = (const float*)(memory + at.normed) + output * WEIGHT_ROWS + element;
+    float sum = 0.0f;
 #pragma unroll
-        for (int c = 0; c < STREAMS; c++) {
-            const float by = gates[output * GATE_PITCH + c * ELEMENTS + element];
-            sum = c ? fmaf(by, streams[c * ELEMENTS], sum) : by * streams[c * ELEMENTS];
-        }
-        const long long block = (static_cast<long long>(output) * width + first) / 32;
-        u[32 * block + element] = sum * scale;
-        const float made[1] = {sum * scale};
-        forms.leave(made, block, static_cast<long long>(n) * width);
+    for (int c = 0; c < STREAMS; c++) {
+        const float by = gates[output * GATE_PITCH + c * ELEMENTS + element];
+        sum = c ? fmaf(by, streams[c * ELEMENTS], sum) : by * streams[c * ELEMENTS];
     }
-    if (MAIL) inputs_ready();
+    const long long block = (static_cast<long long>(output) * width + first) / 32;
+    u[32 * block + element] = sum * scale;
+    const float made[1] = {sum * scale};
+    forms.leave(made, block, static_cast<long long>(n) * width);
 }

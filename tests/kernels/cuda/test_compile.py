@@ -27,7 +27,6 @@ SPILLS = {
     "gdn_scan": "sm_120 only: a few words of 128 registers, queries and keys of eight tokens that are loaded early",
     "gdn_window": "sm_120 only: a few words of 128 registers, queries and keys of eight tokens that are loaded early",
     "gdn_slots": "a few words at the 80 registers that let three blocks in: addresses, kept over the gates' products",
-    "hyper_down": "64 registers that leave room for the next kernel: addresses that are used once a stream",
     "lanes_window": "sm_120 only: addresses of 8 activation rows, used once a weight row",
     "qsa_keys": "a few words at the registers that its block leaves, outside the loop over tokens",
     "gdn_inputs": "sm_120 only: two words around a division",

@@ -73,28 +73,6 @@ def test_mix_with_what_was_added_is_add_then_mix(target, same_bits, random_weigh
         same_bits(target.host(a), target.host(b))
 
 
-@pytest.mark.parametrize("inject", [True, False])
-@pytest.mark.parametrize(("n", "h", "down"), [(1, 256, "Q6_K"), (1, 128, "Q4_0"), (3, 128, "Q5_1"), (8, 256, "Q6_K")])
-def test_numbers_handed_over_while_both_kernels_run_are_those_of_their_own_turn(
-    target, same_bits, random_weight, n, h, down, inject
-):
-    hc = case(random_weight, 4, h, 32, "Q8_0", inject)
-    hc = replace(hc, down=random_weight(down, 32, 4 * h))
-    module, mail = target.put(hc), target.put(np.zeros(1 + 4096, np.uint64))
-    for turn in range(3):
-        x, y, beta = streams(n, 4, h) + np.float32(turn), streams(n, h), streams(n, 4)
-        on_device, before = target.put(x), (target.put(beta), target.put(y))
-        assert hyper_window.takes(module, n, 4, h)
-        u, made = hyper_mix(target.workspace(16), on_device, module, EPS, 64, before, mail)
-        cpu.hyper_add(x, beta, y)
-        want, want_beta = cpu.hyper_mix(x, hc, EPS)
-        same_bits(target.host(u), want)
-        same_bits(target.host(on_device), x)
-        if inject:
-            same_bits(target.host(made), want_beta)
-        assert target.host(mail)[0] == turn + 1  # nobody is counted any more
-
-
 def test_add_gives_the_bits_of_the_host(target, same_bits):
     x, beta, y = streams(5, 3, 36), streams(5, 3), streams(5, 36)
     moved = target.put(x)
@@ -192,11 +170,3 @@ def test_a_prompts_mix_without_normed_streams_is_add_then_mix(
     same_bits(target.host(on_device), x)
     if inject:
         same_bits(target.host(made), want_beta)
-
-
-def test_gates_that_cannot_mix_where_they_are_made_give_the_same_bits(target, same_bits, random_weight, monkeypatch):
-    hc, x = case(random_weight, 4, 128, 32, "Q8_0", True), streams(35, 4, 128)
-    fused, _ = hyper_mix(target.workspace(16), target.put(x), target.put(hc), EPS, 64)
-    monkeypatch.setattr("strata.kernels.cuda.hyper.takes_mix", lambda *_: False)
-    apart, _ = hyper_mix(target.workspace(16), target.put(x), target.put(hc), EPS, 64)
-    same_bits(target.host(fused), target.host(apart))
