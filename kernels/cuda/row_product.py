@@ -22,9 +22,9 @@ from strata.kernels.formats import TensorType
 
 ROW: Final = structure(
     ("x", "q", "d", "join", "first", "second", "ids", "weights", "given", "beside"),
-    ("early", "n", "used", "matrices", "strip", "strip_inverse", "turns", "strip_turns", "strip_turn_inverse", "strips",
-     "regions", "region_inverse", "at_scales", "at_sums", "at_keys", "at_segments", "at_arrived", "at_terms", "at_grid",
-     "at_stages", "at_y"),
+    ("early", "n", "used", "cols", "matrices", "strip", "strip_inverse", "turns", "strip_turns", "strip_turn_inverse",
+     "strips", "regions", "region_inverse", "at_scales", "at_sums", "at_keys", "at_segments", "at_arrived", "at_terms",
+     "at_grid", "at_stages", "at_y"),
 )  # fmt: skip
 """Arguments of product_row.cu."""
 
@@ -55,8 +55,7 @@ def experts(plan: RowPlan, kind: TensorType, mode: str, out: DeviceArray, rows: 
 
 
 def _launch(plan: RowPlan, kind: TensorType, mode: str, matrices: Matrices, sources: int, **more: Any) -> None:
-    for known in ("sums", "cols"):  # the kernel makes the ones and is compiled for the others
-        more.pop(known, None)
+    more.pop("sums", None)  # the kernel makes them
     arguments = fill(ROW, matrices=sources, **plan.arguments(), **more)
     enter_matrices(arguments, matrices, 1)
     run("product_row", plan.constants(kind, mode), plan.blocks, 32 * plan.warps, arguments, plan.shared)

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.kernels.cuda import row_plans
-from strata.kernels.cuda.plans import DENSE, DOWN, GATE_UP, PAIRS
+from strata.kernels.cuda.plans import DENSE, DOWN, GATE_UP, PAIRS, RowTuning
 from strata.kernels.cuda.product_variants import CARDS, QUANTISED
 from strata.kernels.cuda.row_plans import LANES, MOST_COLUMNS, MOST_PAIRS, MOST_TURNS, RowPlan, row_plan
+from strata.kernels.cuda.row_product import ROW
 from strata.kernels.formats import BY_NAME
 
 jobs = st.tuples(
@@ -93,3 +94,13 @@ def test_a_window_that_is_too_large_is_refused_with_its_limit(n, used):
     mode = DOWN if used else DENSE
     with pytest.raises(ValueError, match=f"at most {MOST_PAIRS if used else MOST_COLUMNS} .* send fewer rows"):
         row_plan(CARDS[90], BY_NAME["Q6_K"], mode, (512,), 2560, n, used)
+
+
+@pytest.mark.parametrize("name, cols, wanted, spans", [("Q6_K", 2560, 5, 8), ("Q8_0", 2560, 5, 5), ("Q8_0", 128, 5, 1)])
+def test_a_tuned_number_of_spans_that_a_row_cannot_be_cut_into_is_not_taken(name, cols, wanted, spans):
+    plan = row_plan(CARDS[90], BY_NAME[name], DENSE, (512,), cols, 8, tuning=RowTuning(spans=wanted))
+    assert plan.spans == spans and plan.items * spans * 32 == cols
+
+
+def test_tools_read_the_columns_of_a_launch():
+    assert {"matrix", "cols", "used"} <= set(ROW.names or ())
