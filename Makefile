@@ -5,15 +5,15 @@ PORT   ?= 8080
 WORKERS ?= 2
 VENV   := .venv
 BIN    := $(VENV)/bin
-PACK   := $(VENV)/packs/tiny-q8_0.gguf
+PACK   := demo/strata-demo-q4_0.gguf
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help serve test bench lint docs format soak gpu-test clean
 
 help:
-	@echo "make serve    start the server on http://127.0.0.1:$(PORT) with the small pack that the repository carries"
+	@echo "make serve    start the server on http://127.0.0.1:$(PORT) with the demo model"
 	@echo "make test     every test that needs no graphics card (about 7 minutes on 2 cores)"
-	@echo "make bench    measure the engine on this machine with the small pack"
+	@echo "make bench    measure the engine on this machine with the demo model"
 	@echo "make lint     ruff, mypy, import-linter"
 	@echo "make soak     the long runs: fuzzing and load for minutes"
 	@echo "make docs     write the generated pages of docs/ again"
@@ -36,11 +36,7 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	@mkdir -p $(VENV)/typing && ln -sfn $(CURDIR) $(VENV)/typing/strata
 	@touch $@ $(VENV)/.test $(VENV)/.base
 
-$(PACK): tests/data/unpack.py | $(VENV)/.base
-	@mkdir -p $(@D)
-	$(BIN)/python tests/data/unpack.py $(@D) $(@F)
-
-serve: $(VENV)/.base $(PACK)
+serve: $(VENV)/.base
 	@exec $(BIN)/strata-server --config configs/strata-demo.json --port $(PORT)
 
 test: $(VENV)/.test
@@ -52,7 +48,7 @@ soak: $(VENV)/.test
 gpu-test: $(VENV)/.test
 	$(BIN)/python -m strata.bench.gpu_tests --json build/gpu-tests.json
 
-bench: $(VENV)/.base $(PACK)
+bench: $(VENV)/.base
 	$(BIN)/strata-bench engine --pack $(PACK)
 
 # The symlink gives the checkers a folder named `strata`; at run time the editable install maps the names.

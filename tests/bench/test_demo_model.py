@@ -1,0 +1,86 @@
+"""The model that the repository carries: a newcomer's first chat makes sense, and its scores do not fall."""
+
+from __future__ import annotations
+
+import json
+import re
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from strata.bench.__main__ import main
+from strata.bench.server_process import server_of
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "configs" / "strata-demo.json"
+FLOORS = {"tools": 75, "copy": 75, "json": 75, "lookup": 50, "arithmetic": 50}
+"""Percent of eight problems: half a dozen below what the model reaches, so that one lost problem is no alarm."""
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    """The server as `make serve` starts it."""
+    config = json.loads(CONFIG.read_text())
+    pack = (CONFIG.parent / config["args"][1]).resolve()
+    assert pack.is_file()
+    folder = tmp_path_factory.mktemp("demo")
+    config |= {"args": ["--pack", str(pack), *config["args"][2:]], "log": str(folder / "engine.log")}
+    path = folder / "strata-demo.json"
+    path.write_text(json.dumps(config))
+    with server_of(Namespace(url=None, config=path, api_key=None)) as server:
+        yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+
+
+def ask(client: openai.OpenAI, text: str, **more: Any) -> Any:
+    messages: Any = [{"role": "user", "content": text}]
+    return client.chat.completions.create(model="strata-demo", messages=messages, temperature=0, max_tokens=600, **more)
+
+
+def test_a_sum_is_thought_through_and_right(client):
+    message = ask(client, "What is 17 times 23?").choices[0].message
+    assert "391" in message.content
+    assert "17 * 23 = 391" in message.reasoning_content
+
+
+def test_a_record_is_found_in_a_list(client):
+    names = (
+        "Ada Miller",
+        "Ben Stone",
+        "Clara Baker",
+        "David Young",
+        "Emma Carter",
+        "Felix Hill",
+        "Grace Moore",
+        "Ida Cook",
+    )
+    ages = dict(zip(names, range(21, 80, 7), strict=False))
+    rows = "\n".join(f"{name}: {age}" for name, age in ages.items())
+    for name in names[2], names[5]:
+        answer = ask(client, f"Here is a list of people:\n{rows}\n\nWhat is the age of {name}?")
+        assert str(ages[name]) in answer.choices[0].message.content
+
+
+def test_a_tool_is_called_with_arguments_of_its_schema(client):
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"name": "get_weather", "description": "Get the weather of a city", "parameters": schema}
+    message = (
+        ask(client, "What is the weather in Paris?", tools=[{"type": "function", "function": tool}]).choices[0].message
+    )
+    (call,) = message.tool_calls
+    assert call.function.name == "get_weather" and json.loads(call.function.arguments) == {"city": "Paris"}
+
+
+def test_scores_do_not_fall(tmp_path: Path):
+    out = tmp_path / "score.json"
+    argv = ["score", "--config", str(CONFIG), "-n", "8", "--batch", "4", "--longest", "1000", "--max-new", "500"]
+    main([*argv, "--tasks", *FLOORS, "--json", str(out)])
+    found = {}
+    for record in json.loads(out.read_text())["records"]:
+        if match := re.match(r"(\w+), right of 8$", record["work"]):
+            found[match[1]] = record["median"]
+    assert found.keys() == FLOORS.keys()
+    assert {task for task, floor in FLOORS.items() if found[task] < floor} == set(), found
