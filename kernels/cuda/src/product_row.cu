@@ -129,7 +129,7 @@ DEVICE void join_pairs(const Arguments& a, const int* keys, const float* y) {
     }
 }
 
-// Everything that a turn needs beside its weights: with the work found by warp 0 meanwhile, or before by all warps.
+// The activations that the block needs, by the warps from this one on.
 DEVICE void prepare_inputs(const Arguments& a, u8* shared, int first_warp) {
     int begin = 0, rows = a.n;
     if (MODE == DOWN) {
@@ -154,7 +154,7 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE) void product_row(PARAMETER Argument
     __shared__ Found found;
     __shared__ u64 barriers[BULK ? WARPS * DEPTH : 1];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const bool picks = (MODE == GATE_UP && a.ids) || MODE == PAIRS;  // they say which weights; of DOWN they are older than the kernel before
+    const bool picks = (MODE == GATE_UP && a.ids) || MODE == PAIRS;  // they say which weights; DOWN's are older
     Segment* const segments = (Segment*)(shared + a.at_segments);
     u32* const arrived = (u32*)(shared + a.at_arrived);  // turns of each strip
     Finder finder{a, segments, (int*)(shared + a.at_keys), (float*)(shared + a.at_y), {}};

@@ -173,7 +173,8 @@ struct Finder {
 #pragma unroll 1
         for (int p = threadIdx.x & 31; p - (int)(threadIdx.x & 31) < count; p += 32) {
             const int key = p < count ? keys[p] : SKIPPED;
-            int present = 0, before = 0, same = 0, index = 0;  // pairs there, with an expert before, with this one, of those before
+            // Pairs that are there, that have an expert before, that have this one, and of those the ones before.
+            int present = 0, before = 0, same = 0, index = 0;
 #pragma unroll 1
             for (int i = 0; i < count; i += 4) {
                 const int4 four = *(const int4*)(keys + i);
