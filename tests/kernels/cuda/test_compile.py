@@ -21,6 +21,7 @@ REPORT = Path(__file__).resolve().parents[3] / "build" / "cuda-report.json"
 
 SPILLS = {
     "product_prompt": "64 x 64 sums a warp at 255 registers: addresses that are used once a step of 128 columns",
+    "product_wgmma": "sums and results at 255 or 168 registers: addresses that are used once a step of 128 columns",
     "product_row": "the registers that 16 or 24 warps leave: addresses that are used once a turn",
     "product_window": "16 groups of 16 rows and columns at 128 registers: addresses that are used once a chunk",
     "gdn_scan": "sm_120 only: a few words of 128 registers, queries and keys of eight tokens that are loaded early",
@@ -29,7 +30,8 @@ SPILLS = {
     "lanes_window": "sm_120 only: addresses of 8 activation rows, used once a weight row",
     "qsa_keys": "a few words at the registers that its block leaves, outside the loop over tokens",
     "gdn_inputs": "sm_120 only: two words around a division",
-    "qsa_prompt_values": "96 sums and two pairs of values under way at 168 registers: addresses used once a pair",
+    "qsa_keys_row": "96 sums and the words of four dims at 168 registers: addresses that are used once a slice",
+    "qsa_values_row": "96 sums and two pairs of values under way at 168 registers: addresses that are used once a pair",
     "qsa_score": "a few words at the registers that its block leaves, outside the loop over blocks",
 }
 """Kernels that keep registers in memory, and why they may."""
