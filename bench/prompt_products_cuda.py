@@ -34,7 +34,7 @@ from strata.bench.report import Report, show
 from strata.kernels.cuda import arguments, compile, hyper, mixture, product, prompt_plans
 from strata.kernels.cuda import card as cards
 from strata.kernels.cuda.plans import DENSE, GATE_UP, PAIRS, order
-from strata.kernels.cuda.prompt_plans import CUTS, Cut, WideCut, expected, fitted, prompt_plan
+from strata.kernels.cuda.prompt_plans import CUTS, Cut, expected, fitted, prompt_plan
 from strata.kernels.formats import BY_NAME
 from strata.kernels.ops import Hyper
 
@@ -47,12 +47,7 @@ DENSE_SHAPES = (
 SWEPT = DENSE_SHAPES[:5]
 EXPERTS, USED, HIDDEN, INNER, STREAMS, RANK = 512, 10, 2560, 640, 4, 320
 EXPERT_TYPES = ("IQ3_S", "IQ4_NL")
-TRIED = (
-    *CUTS[:6], Cut(64, 4, 8, 2), Cut(64, 4, 4, 3), Cut(128, 4, 4, 2), Cut(128, 4, 6, 1), Cut(64, 2, 8, 3),
-    Cut(128, 4, 8, 1, 1.0, 2), Cut(64, 4, 6, 2, 1.0, 2), Cut(64, 4, 4, 3, 1.0, 2), Cut(64, 4, 6, 2, 1.0, 4),
-    Cut(64, 2, 4, 3), Cut(64, 4, 2, 3), Cut(64, 4, 5, 2), WideCut(2, 8, 4, 1), WideCut(2, 12, 2, 1),
-    WideCut(1, 8, 2, 2), WideCut(2, 8, 2, 1), WideCut(3, 4, 4, 1),
-)  # fmt: skip
+TRIED = (*CUTS[:6], Cut(64, 4, 8, 2), Cut(64, 4, 4, 3), Cut(64, 2, 8, 3), Cut(64, 2, 4, 3))
 CHECKED = 8
 REPEATS = 5
 MODULES = (arguments, compile, mixture, product)
@@ -64,18 +59,16 @@ Kernels = set[tuple[str, str, tuple[tuple[str, int | str], ...]]]
 # ------------------------------------------------------------------------------------------------------------ compiling
 
 
-def kernels_of(cuts: tuple[Cut | WideCut, ...], only: set[str]) -> Kernels:
+def kernels_of(cuts: tuple[Cut, ...], only: set[str]) -> Kernels:
     """(source, name, constants) of the prompt kernels that will be asked for, beside the small ones."""
     card, found = cards.card(), set()
 
-    def add(kind: str, mode: str, rows: int, cols: int, n: int, cut: Cut | WideCut | None) -> None:
+    def add(kind: str, mode: str, rows: int, cols: int, n: int, cut: Cut | None) -> None:
         t = BY_NAME[kind]
-        plan = fitted(card, t, cut, cols) if cut else prompt_plan(card, t, mode, (rows,), cols, n)
+        plan = fitted(card, t, cut) if cut else prompt_plan(card, t, mode, (rows,), cols, n)
         if plan:
-            after = BY_NAME[EXPERT_TYPES[1]]
-            more = (after, plan.order(after)) if mode == GATE_UP else ()
-            constants = plan.constants(t, mode, *more)
-            found.add((f"{plan.source}.cu", plan.source, tuple(sorted(constants.items()))))
+            constants = plan.constants(t, mode, BY_NAME[EXPERT_TYPES[1]] if mode == GATE_UP else None)
+            found.add(("product_prompt.cu", "product_prompt", tuple(sorted(constants.items()))))
 
     for n in ROWS:
         if "dense" in only:
@@ -89,9 +82,8 @@ def kernels_of(cuts: tuple[Cut | WideCut, ...], only: set[str]) -> Kernels:
                 add(EXPERT_TYPES[0], GATE_UP, INNER, HIDDEN, expected(n * USED, EXPERTS), cut)
                 add(EXPERT_TYPES[1], PAIRS, HIDDEN, INNER, expected(n * USED, EXPERTS), cut)
     for kind in dict.fromkeys(kind for kind, _, _ in DENSE_SHAPES):
-        for way in ("", "WIDE_"):
-            constants: dict[str, int | str] = {"INPUT_ORDER": way + order(BY_NAME[kind]), "SUMS": BY_NAME[kind].sums}
-            found.add(("quantize.cu", "quantize", tuple(sorted(constants.items()))))
+        constants: dict[str, int | str] = {"INPUT_ORDER": order(BY_NAME[kind]), "SUMS": BY_NAME[kind].sums}
+        found.add(("quantize.cu", "quantize", tuple(sorted(constants.items()))))
     return found
 
 
@@ -169,10 +161,10 @@ def product_of(ms: dict[str, list[float]], mode: str) -> list[float]:
 
 
 @contextmanager
-def cut_to(cut: Cut | WideCut | None) -> Iterator[None]:
+def cut_to(cut: Cut | None) -> Iterator[None]:
     """Plans take this cut and no other; None leaves the choice to them."""
     before = prompt_plans.CUTS
-    prompt_plans.CUTS = (cut,) if cut else before  # type: ignore[misc]
+    prompt_plans.CUTS = (cut,) if cut else before  # type: ignore[misc, assignment]
     prompt_plan.cache_clear()
     try:
         yield
@@ -181,16 +173,8 @@ def cut_to(cut: Cut | WideCut | None) -> Iterator[None]:
         prompt_plan.cache_clear()
 
 
-def named(cut: Cut | WideCut | None) -> str:
-    if cut is None:
-        return ""
-    how = (
-        f"wide, parts of {8 * cut.eights}"
-        if isinstance(cut, WideCut)
-        else f"warps of {16 * cut.sixteens}x{8 * cut.eights}"
-    )
-    at_once = f", {cut.spans} spans" if isinstance(cut, Cut) and cut.spans > 1 else ""
-    return f" {cut.rows}x{cut.columns} {how} x{cut.blocks}{at_once}"
+def named(cut: Cut | None) -> str:
+    return f" {cut.rows}x{cut.columns} warps of {16 * cut.sixteens}x{8 * cut.eights} x{cut.blocks}" if cut else ""
 
 
 # ------------------------------------------------------------------------------------------------------------- products
@@ -228,9 +212,9 @@ class Products:
         share = f"{100 * float(np.median(rates)) / of:4.0f} % of {of:.0f}" if of else ""
         self.bench.add(case, "TMAC/s", rates, f"{float(np.median(ms)):8.3f} ms  {share}")
 
-    def dense(self, kind: str, rows: int, cols: int, n: int, cut: Cut | WideCut | None = None) -> None:
+    def dense(self, kind: str, rows: int, cols: int, n: int, cut: Cut | None = None) -> None:
         bench, key = self.bench, (kind, rows, cols)
-        if cut and not fitted(cards.card(), BY_NAME[kind], cut, cols):
+        if cut and not fitted(cards.card(), BY_NAME[kind], cut):
             return
         if key not in self.weights:
             self.weights[key] = bench.weight(kind, rows, cols)
@@ -251,9 +235,9 @@ class Products:
         if not cut and rows >= HIDDEN:
             bench.add(f"quantize {kind} {n}x{cols}", "us", [1e3 * t for t in ms["quantize"]])
 
-    def experts(self, banks: list[mixture.Bank], n: int, cut: Cut | WideCut | None = None) -> None:
+    def experts(self, banks: list[mixture.Bank], n: int, cut: Cut | None = None) -> None:
         bench, (gate, up, down) = self.bench, banks
-        if cut and not all(fitted(cards.card(), bank.type, cut, bank.cols) for bank in banks):
+        if cut and not all(fitted(cards.card(), bank.type, cut) for bank in banks):
             return
         x, rng = self._inputs(n, HIDDEN), np.random.default_rng(n)
         ids = bench.cp.asarray(np.argsort(rng.random((n, EXPERTS)), 1)[:, :USED].astype(np.int32))
@@ -369,7 +353,7 @@ def ceilings(products: Products) -> None:
                     products.ceiling[group] = max(products.ceiling.get(group, 0.0), float(np.median(rates)))
 
 
-def run(products: Products, only: set[str], cuts: tuple[Cut | WideCut, ...]) -> None:
+def run(products: Products, only: set[str], cuts: tuple[Cut, ...]) -> None:
     bench = products.bench
     if "ceiling" in only:
         ceilings(products)

@@ -39,8 +39,7 @@ WINDOW: Final = structure(
      "input_pitch", "scale_pitch", "sum_pitch"),
 )  # fmt: skip
 PROMPT: Final = structure(
-    ("q", "d", "sums", "join", "first", "second", "order", "tile_list", "n_tiles", "next_d", "next_sums", "x",
-     "factors", "norm"),
+    ("q", "d", "sums", "join", "first", "second", "order", "tile_list", "n_tiles", "next_d", "next_sums"),
     ("n", "divide", "cols", "row_tiles", "run"),
 )
 LANES_WINDOW: Final = structure(

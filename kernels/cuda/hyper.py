@@ -3,9 +3,10 @@
 Contracts: `ops.Kernels.hyper_mix`, `ops.Kernels.hyper_add`. `hyper_add_mix` is one after the other: the output of a
 block is added and the streams are normed for the next block in one pass over them.
 
-Cost   two products (C*H x R and back) and, of many rows whose H is a multiple of 128, about three passes over C*H
-       floats a row, for C = 4: normed streams and gates are not written, only int8; the scratch is 2 * C*H floats for
-       each of at most `rows_at_once` rows
+Cost   two products (C*H x R and back) and, of many rows whose H is a multiple of 128, about five passes over C*H floats
+       a row: the normed streams are not written, only their int8; the scratch is 2 * C*H floats for each of at most
+       `rows_at_once` rows. Gates that met the streams at the end of their product were slower (H200, 2026-11-29: some
+       0.85 ms for 8,192 rows instead of 0.36 and 0.29): nothing hid the reads of the streams
 """
 
 from __future__ import annotations
@@ -15,12 +16,9 @@ from typing import Final
 import numpy as np
 
 from strata.kernels.check import check, require
-from strata.kernels.cuda import card as cards
-from strata.kernels.cuda import forms, hyper_window
+from strata.kernels.cuda import forms, hyper_window, plans
 from strata.kernels.cuda.launch import F32, I32, I64, launch
-from strata.kernels.cuda.plans import WINDOW_ROWS
-from strata.kernels.cuda.product import linear, linear_quantized, mixed, prompt_order, quantize, room_for_quantized
-from strata.kernels.cuda.prompt_plans import takes_mix
+from strata.kernels.cuda.product import linear, linear_quantized, quantize, room_for_quantized
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.ops import LANES, Hyper
 
@@ -105,7 +103,7 @@ def _mix(
 def _quantises(hc: Hyper, n: int, width: int) -> bool:
     """Whether `hyper_rows.cu` takes these rows: a prompt whose streams are whole lines of chains."""
     plain = hc.inject is None or hc.inject.type.name == "F32"
-    fits = n > WINDOW_ROWS and width % LANES == 0 and width <= MAX_WIDTH_OF_ROWS
+    fits = n > plans.WINDOW_ROWS and width % LANES == 0 and width <= MAX_WIDTH_OF_ROWS
     return fits and plain and not hc.down.type.is_float and not hc.up.type.is_float
 
 
@@ -121,22 +119,17 @@ def _mix_rows(
     """One batch of rows of a prompt: the normed streams exist as int8, and again where they meet the gates."""
     n, streams, width = x.shape
     kind, cols, scale = hc.down.type, streams * width, F32(1) / F32(streams)
-    order = prompt_order(hc.down, n)
     made = room_for_quantized(workspace, n, cols, kind)
     factors = workspace.array((n, streams))
     inject = None if hc.inject is None or beta is None else hc.inject.data
     launch(
         "hyper_rows.cu", "hyper_rows", (-(-n // _ROWS_OF_A_BLOCK),), (LANES,),
         x, *(added or (None, None)), hc.norm, inject, factors, made.q, made.d, made.sums, beta, I32(n), F32(eps), scale,
-        STREAMS=streams, PER_THREAD=width // LANES, ROWS=_ROWS_OF_A_BLOCK, INPUT_ORDER=order, SUMS=kind.sums,
-        INJECTS=int(inject is not None),
+        STREAMS=streams, PER_THREAD=width // LANES, ROWS=_ROWS_OF_A_BLOCK, INJECTS=int(inject is not None),
+        INPUT_ORDER=plans.order(kind), SUMS=kind.sums,
     )  # fmt: skip
-    a = linear_quantized(workspace, hc.down, made, order)
-    if takes_mix(cards.card(), hc.up.type, streams, hc.up.cols):
-        mixed(workspace, hc.up, a, scale, (x, factors, hc.norm), u)
-        return
-    order = prompt_order(hc.up, n)
-    gates = linear_quantized(workspace, hc.up, quantize(workspace, a, hc.up.type, order, scale), order)
+    a = linear_quantized(workspace, hc.down, made)
+    gates = linear_quantized(workspace, hc.up, quantize(workspace, a, hc.up.type, scale))
     launch(
         _SOURCE, "hyper_mean", _wide_grid(n, width), (_WIDE_THREADS,),
         gates, x, u, factors, hc.norm, I32(width // _WIDTH_OF_LOAD), scale, STREAMS=streams, FACTORS=1,

@@ -50,12 +50,7 @@ def machine_code(nvrtc: Any, text: str, arch: int, options: Sequence[str]) -> Pa
 
 
 def _options(arch: int, options: Sequence[str]) -> tuple[str, ...]:
-    return (*options, "--ftz=false", f"--gpu-architecture={target(arch)}")
-
-
-def target(arch: int, family: str = "sm") -> str:
-    """The compiler's name of an architecture; of 90 with what later ones do not have (wgmma.cuh)."""
-    return f"{family}_{arch}{'a' if arch == 90 else ''}"
+    return (*options, "--ftz=false", f"--gpu-architecture=sm_{arch}")
 
 
 def _compile(nvrtc: Any, text: str, options: Sequence[str]) -> bytes:

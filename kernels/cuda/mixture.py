@@ -229,8 +229,7 @@ class _Part:
         inputs = _Inputs(self.x, QuantizedInputs(self.workspace, self.x), self.used)
         if gate.type is up.type and not gate.type.is_float and not down.type.is_float:
             made = room_for_quantized(self.workspace, self.pairs, gate.rows, down.type)
-            following = (down.type, self._prompt_plan(down, PAIRS).order(down.type), made)
-            self._prompt_product(gate, GATE_UP, inputs, made.q, groups, up.addresses, following)
+            self._prompt_product(gate, GATE_UP, inputs, made.q, groups, up.addresses, (down.type, made))
             hidden = _Inputs(None, made, 1)
         else:
             both = self._hidden(gate, up, inputs, groups)
@@ -251,10 +250,6 @@ class _Part:
             gate_times_up(hidden, other)
         return hidden
 
-    def _prompt_plan(self, bank: Bank, mode: str) -> prompt_plans.PromptPlan:
-        each = prompt_plans.expected(self.pairs, bank.experts)
-        return prompt_plans.prompt_plan(cards.card(), bank.type, mode, (bank.rows,), bank.cols, each)
-
     def _prompt_product(
         self,
         bank: Bank,
@@ -263,11 +258,14 @@ class _Part:
         out: DeviceArray,
         groups: dict[int, tuple[DeviceArray, ...]],
         second: DeviceArray | None = None,
-        made_for: tuple[TensorType, str, Quantized] | None = None,
+        made_for: tuple[TensorType, Quantized] | None = None,
     ) -> None:
-        """One product of all pairs; made_for: type, order and arrays of the result, quantised."""
+        """One product of all pairs; made_for: the result is quantised for this type, into these arrays."""
         kind = bank.type
-        plan = None if kind.is_float else self._prompt_plan(bank, mode)
+        plan = None
+        if not kind.is_float:
+            each = prompt_plans.expected(self.pairs, bank.experts)
+            plan = prompt_plans.prompt_plan(cards.card(), kind, mode, (bank.rows,), bank.cols, each)
         columns = lanes.TILE if plan is None else plan.cut.columns
         if columns not in groups:
             groups[columns] = group_rows(self.workspace, self.ids, bank.experts, columns)
@@ -280,14 +278,14 @@ class _Part:
         if plan is None:
             lanes.launch_prompt(kind, mode, len(tile_list), matrices, x=inputs.x, **common)
             return
-        made = inputs.of(kind, plan.order(kind))
-        after = {"next_d": made_for[2].d, "next_sums": made_for[2].sums} if made_for else {}
+        made = inputs.of(kind)
+        after = {"next_d": made_for[1].d, "next_sums": made_for[1].sums} if made_for else {}
         arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, run=plan.run, **common, **after)
         runs = enter_matrices(arguments, matrices, plan.rows_of_a_run(mode))
         arguments["row_tiles"] = runs
         blocks = runs * len(tile_list)
-        constants = plan.constants(kind, mode, *(made_for[:2] if made_for else ()))
-        run(plan.source, constants, blocks, plan.cut.threads, arguments, plan.shared)
+        constants = plan.constants(kind, mode, made_for[0] if made_for else None)
+        run("product_prompt", constants, blocks, plan.cut.threads, arguments, plan.shared)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -299,9 +297,9 @@ class _Inputs:
     quantized: QuantizedInputs | Quantized
     divide: int
 
-    def of(self, kind: TensorType, order: str) -> Quantized:
-        """As a type wants them, in the order of a plan."""
-        return self.quantized if isinstance(self.quantized, Quantized) else self.quantized.of(kind, order)
+    def of(self, kind: TensorType) -> Quantized:
+        """As a type wants them."""
+        return self.quantized if isinstance(self.quantized, Quantized) else self.quantized.of(kind)
 
 
 def group_rows(workspace: Workspace, ids: DeviceArray, experts: int, tile: int) -> tuple[DeviceArray, ...]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.kernels.cuda.compile import OPTIONS, Constants, source_text
-from strata.kernels.cuda.machine_code import CompileError, target
+from strata.kernels.cuda.machine_code import CompileError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def _text(program: ctypes.c_void_p, what: str) -> str:
 
 def compile_cubin(text: str, arch: int) -> tuple[int, list[Usage]]:
     """Compile for one architecture: (bytes of machine code, what each kernel uses). Raises CompileError."""
-    with _compiled(text, target(arch), "--ptxas-options=-v") as program:
+    with _compiled(text, f"sm_{arch}", "--ptxas-options=-v") as program:
         size = ctypes.c_size_t()
         library().nvrtcGetCUBINSize(program, ctypes.byref(size))
         return size.value, _usages(_text(program, "ProgramLog"))
@@ -64,7 +64,7 @@ def compile_cubin(text: str, arch: int) -> tuple[int, list[Usage]]:
 
 def compile_ptx(text: str, arch: int) -> str:
     """Compile to PTX for one architecture. Raises CompileError."""
-    with _compiled(text, target(arch, "compute")) as program:
+    with _compiled(text, f"compute_{arch}") as program:
         return _text(program, "PTX")
 
 

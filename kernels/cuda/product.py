@@ -35,7 +35,6 @@ from strata.kernels.cuda.compile import load_kernel
 from strata.kernels.cuda.forms import Quantized as Quantized
 from strata.kernels.cuda.lanes import launch_prompt, vector_width
 from strata.kernels.cuda.plans import CHUNK, DENSE, GATE_UP, UNTUNED, WINDOW_ROWS, Tuning
-from strata.kernels.cuda.prompt_plans import MIX
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.formats import TensorType, Weight
 from strata.kernels.ops import ACT_BLOCK
@@ -51,15 +50,12 @@ _OCTET: Final = 8
 _ALIGNMENT: Final = 16
 
 
-def quantize(
-    workspace: Workspace, x: DeviceArray, kind: TensorType, order: str | None = None, silu: np.float32 | None = None
-) -> Quantized:
-    """`quantize` of ops.py for a weight of this type; `order`: another one than windows want. `silu`: not of x but of
-    silu(x * this)."""
+def quantize(workspace: Workspace, x: DeviceArray, kind: TensorType, silu: np.float32 | None = None) -> Quantized:
+    """`quantize` of ops.py for a weight of this type. `silu`: not of x but of silu(x * this)."""
     made = room_for_quantized(workspace, len(x), x.shape[1], kind)
     octets = x.size // _OCTET
     more = {} if silu is None else {"SILU": 1}
-    kernel = load_kernel("quantize.cu", "quantize", INPUT_ORDER=order or plans.order(kind), SUMS=kind.sums, **more)
+    kernel = load_kernel("quantize.cu", "quantize", INPUT_ORDER=plans.order(kind), SUMS=kind.sums, **more)
     pointers = (np.uint64(address(a)) for a in (x, made.q, made.d, made.sums))
     kernel((-(-octets // 256),), (256,), (*pointers, np.int64(octets), silu or np.float32(0)), shared_mem=0)
     return made
@@ -72,22 +68,23 @@ def room_for_quantized(workspace: Workspace, n: int, cols: int, kind: TensorType
 
 
 class QuantizedInputs:
-    """The quantised forms of one input, each made when first wanted."""
+    """The quantised forms of one input, each made when first wanted; `made`: the form of a type that is there."""
 
-    def __init__(
-        self, workspace: Workspace, x: DeviceArray, made: dict[tuple[str, int], Quantized] | None = None
-    ) -> None:
-        """`made`: by order and group of sums, what there is already."""
+    def __init__(self, workspace: Workspace, x: DeviceArray, made: tuple[TensorType, Quantized] | None = None) -> None:
         self._workspace = workspace
         self._x = x
-        self._made = made or {}
+        self._made = {} if made is None else {_form(made[0]): made[1]}
 
-    def of(self, kind: TensorType, order: str) -> Quantized:
-        """As a type wants it, in the order of a plan."""
-        key = order, kind.sums
+    def of(self, kind: TensorType) -> Quantized:
+        """As a type wants it."""
+        key = _form(kind)
         if key not in self._made:
-            self._made[key] = quantize(self._workspace, self._x, kind, order)
+            self._made[key] = quantize(self._workspace, self._x, kind)
         return self._made[key]
+
+
+def _form(kind: TensorType) -> tuple[str, int]:
+    return plans.order(kind), kind.sums
 
 
 def linear(
@@ -253,48 +250,21 @@ def _prompt(
         launch_prompt(kind, DENSE, n, matrices, x=x, join=join, n=n, divide=1, cols=cols)
         return
     plan = prompt_plans.prompt_plan(cards.card(), kind, DENSE, tuple(w.rows for w in weights), cols, n)
-    made = inputs.of(kind, plan.order(kind))
+    made = inputs.of(kind)
     arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, join=join, n=n, divide=1, cols=cols, run=plan.run)
     runs = enter_matrices(arguments, matrices, plan.rows_of_a_run(DENSE))
     arguments["row_tiles"] = runs
     blocks = runs * -(-n // plan.cut.columns)
-    run(plan.source, plan.constants(kind, DENSE), blocks, plan.cut.threads, arguments, plan.shared)
+    run("product_prompt", plan.constants(kind, DENSE), blocks, plan.cut.threads, arguments, plan.shared)
 
 
-def prompt_order(w: Weight, n: int) -> str:
-    """The order in which a prompt of n rows wants its inputs for this matrix alone."""
-    return prompt_plans.prompt_plan(cards.card(), w.type, DENSE, (w.rows,), w.cols, n).order(w.type)
-
-
-def linear_quantized(workspace: Workspace, w: Weight, made: Quantized, order: str) -> DeviceArray:
-    """A prompt's product with inputs that are quantised for it, in the order that `prompt_order` says: (n, rows)."""
+def linear_quantized(workspace: Workspace, w: Weight, made: Quantized) -> DeviceArray:
+    """A prompt's product with inputs that are quantised for its type: (n, rows)."""
     n = len(made.q)
     require(n > WINDOW_ROWS, f"inputs are quantised apart for prompts of more than {WINDOW_ROWS} rows, got {n}")
     out = workspace.array((n, w.rows))
-    _prompt([w], [out], made.q, QuantizedInputs(workspace, made.q, {(order, w.type.sums): made}), None)
+    _prompt([w], [out], made.q, QuantizedInputs(workspace, made.q, (w.type, made)), None)
     return out
-
-
-def mixed(
-    workspace: Workspace,
-    up: Weight,
-    a: DeviceArray,
-    silu: np.float32,
-    streams: tuple[DeviceArray, DeviceArray, DeviceArray],
-    out: DeviceArray,
-) -> None:
-    """The mix of a hyper-connection of MIXED_STREAMS streams, of a prompt: the gates up(silu(a * scale)) meet the
-    streams where they are made. streams: x (n, C, H), the norm's r of each (n, C), its factors (C, H); out (n, H)."""
-    kind, (n, cols), width = up.type, a.shape, out.shape[1]
-    plan = prompt_plans.prompt_plan(cards.card(), kind, MIX, (width,), cols, n)
-    made = quantize(workspace, a, kind, plan.order(kind), silu)
-    x, factors, norm = streams
-    given = {"q": made.q, "d": made.d, "sums": made.sums, "x": x, "factors": factors, "norm": norm}
-    arguments = fill(PROMPT, **given, n=n, divide=1, cols=cols, run=plan.run)
-    runs = enter_matrices(arguments, [(address(up.data), out, width)], plan.rows_of_a_run(MIX))
-    arguments["row_tiles"] = runs
-    blocks = runs * -(-n // plan.cut.columns)
-    run(plan.source, plan.constants(kind, MIX), blocks, plan.cut.threads, arguments, plan.shared)
 
 
 def dequantize(workspace: Workspace, w: Weight, rows: DeviceArray) -> DeviceArray:

@@ -52,9 +52,9 @@ def products(
             yield from _floats(card, kind, modes)
         else:
             yield from _blocks(card, kind, modes, windows)
-    for order in ("NATIVE", "EIGHT", "EVEN_ODD", "WIDE_NATIVE", "WIDE_EIGHT"):
+    for order in ("NATIVE", "EIGHT", "EVEN_ODD"):
         yield "quantize.cu", {"INPUT_ORDER": order, "SUMS": 16 if order == "NATIVE" else 0}
-    yield "quantize.cu", {"INPUT_ORDER": "WIDE_NATIVE", "SUMS": 0, "SILU": 1}
+    yield "quantize.cu", {"INPUT_ORDER": "NATIVE", "SUMS": 0, "SILU": 1}
     for name in ("group_rows", "join_pairs", "gate_times_up"):
         yield f"{name}.cu", {}
 
@@ -73,26 +73,12 @@ def _blocks(
         for n in windows if mode == DENSE else ():
             yield "product_window.cu", plans.window_plan(card, kind, (512,), 256, n).constants(kind)
         if mode != DOWN:
-            if mode == DENSE:
-                tile = prompt_plans.prompt_plan(
-                    card, kind, prompt_plans.MIX, (512,), 320 if kind.block == 32 else 256, 8192
-                )
-                yield "product_prompt.cu", tile.constants(kind, prompt_plans.MIX)
             for n in PROMPTS:
                 tile = prompt_plans.prompt_plan(card, kind, mode, (512,), 256, n)
                 yield "product_prompt.cu", tile.constants(kind, mode)
                 if mode == GATE_UP:
                     yield "product_prompt.cu", tile.constants(kind, mode, kind)
-            yield from _wide(card, kind, mode)
     yield "dequantize.cu", {"TYPE": kind.name}
-
-
-def _wide(card: Card, kind: TensorType, mode: str) -> Iterator[tuple[str, Constants]]:
-    """Tiles of product_wgmma.cu: the first that fits, as large as is possible and small."""
-    tiles = [tile for cut in prompt_plans.WIDE_CUTS if (tile := prompt_plans.fitted(card, kind, cut, 2560))]
-    for tile in tiles[:2]:
-        after = (kind, tile.order(kind)) if mode == GATE_UP else ()
-        yield f"{tile.source}.cu", tile.constants(kind, mode, *after)
 
 
 def _floats(card: Card, kind: TensorType, modes: Sequence[str]) -> Iterator[tuple[str, Constants]]:

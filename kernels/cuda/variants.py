@@ -28,7 +28,7 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
     for order, sums in (("NATIVE", 0), ("NATIVE", 16), ("EVEN_ODD", 0)):
         yield "hyper.cu", {"PER_THREAD": 20, "STREAMS": 4, "INPUT_ORDER": order, "SUMS": sums}
     yield "hyper.cu", {"STREAMS": 4, "FACTORS": 1}
-    for order, sums in (("NATIVE", 16), ("EIGHT", 0), ("WIDE_NATIVE", 0)):
+    for order, sums in (("NATIVE", 16), ("EIGHT", 0)):
         rows: Constants = {"STREAMS": 4, "PER_THREAD": 20, "ROWS": 2, "INPUT_ORDER": order, "SUMS": sums}
         for injects in (0, 1):
             yield "hyper_rows.cu", rows | {"INJECTS": injects}

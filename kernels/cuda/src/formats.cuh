@@ -21,7 +21,7 @@
 // Tables hold positive codes; `negate` applies the signs of four.
 #pragma once
 
-enum { NATIVE, EIGHT, EVEN_ODD, WIDE_NATIVE, WIDE_EIGHT };  // the last two: of activations only, quantize.cuh
+enum { NATIVE, EIGHT, EVEN_ODD };
 enum { WORD, PAIR, HALF };
 
 struct Pair {

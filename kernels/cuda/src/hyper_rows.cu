@@ -10,7 +10,6 @@
 // Cost        x is read and written once, y read once from memory; a byte and an eighth written an element
 #include "rows.cuh"
 #include "formats.cuh"
-#include "quantize.cuh"
 #include "quantize_lane.cuh"
 
 enum { H = LANES * PER_THREAD, KEPT = INJECTS ? STREAMS : 1 };
@@ -37,7 +36,7 @@ DEVICE void store_quantized(const float (&v)[PER_THREAD], long long first, u8* q
 #pragma unroll
     for (int h = 0; h < scales.HELD; h++)
         if (lane + 32 * h < PER_THREAD)
-            d[first + (lane + 32 * h) * (LANES / 32)] = stored_scale<INPUT_ORDER>(scales.d[h]);
+            d[first + (lane + 32 * h) * (LANES / 32)] = scales.d[h];
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) {
         const long long block = first + i * (LANES / 32);

@@ -12,25 +12,49 @@
 // the last step of a tile is multiplied, the first of the next one is fetched and unpacked.
 //
 // Constants: TYPE a format, BM (64, 128), MT (2, 4), NT, BLOCKS of a multiprocessor, CHUNKS of raw bytes held (1, 2), COPIES
-// of the table, SPANS without a jump between them, SHARED bytes that prompt_plans.py asks for, and MODE:
+// of the table, SHARED bytes that prompt_plans.py asks for, and MODE:
 //   DENSE    several matrices of one type with the same input; out (n, rows) each
 //   GATE_UP  experts by tile list: BM / 2 rows of gate and of up; out (pairs, rows) = silu(gate x) * (up x);
 //            with NEXT_ORDER and NEXT_SUMS quantised, for a format with this order and groups of sums (0: none)
 //   PAIRS    experts by tile list, one matrix; out (pairs, rows)
-//   MIX      one matrix, the gates of a hyper-connection with STREAMS = MT: out (n, rows) = the mix of hyper_mean (hyper.cu);
-//            `rows` are those of a stream, and a warp has the same 16 of every stream
-// A tile of the list has at most BN pairs; its columns are dealt evenly to the warps.
+// A tile list (group_rows.cu) has (expert, first, count) for each tile of at most BN pairs; pairs are sorted by expert. The
+// columns of such a tile are dealt evenly to the warps.
 #include "device.cuh"
 #include "formats.cuh"
 #include "quantize.cuh"
-#include "prompt.cuh"
+
+#define DENSE 0
+#define GATE_UP 1
+#define PAIRS 2
+#define MATRICES 8
+
+struct Matrix {
+    const u8* data;
+    float* out;
+    int rows, last_tile;  // runs of this matrix and all before it
+};
+
+struct Arguments {
+    Matrix matrix[MATRICES];
+    const u8* q;         // (inputs, cols) int8 in the format's order
+    const float* d;      // (inputs, cols / 32)
+    const float* sums;   // (inputs, cols / GROUP), formats with offsets
+    const float* join;   // DENSE: null, or (n,): out = fma(sigmoid(join[row]), y, out)
+    const u64* first;    // addresses of the experts' gate or down
+    const u64* second;   // of up
+    const int* order;    // pairs sorted by expert
+    const int4* tile_list;
+    const int* n_tiles;
+    float* next_d;       // GATE_UP, quantised: scales and sums beside the int8 in matrix[0].out
+    float* next_sums;
+    int n, divide, cols, row_tiles, run;  // the input of a pair is pair / divide; runs of all matrices; tiles of a run
+};
 
 typedef TYPE F;
 enum {
     CHUNK_BYTES = 256 / F::BLOCK * F::BYTES,
     PITCH = ((CHUNK_BYTES + 15 + 4 + 15) / 16 | 1) * 16,  // of a row of raw bytes
-    STREAMS = MODE == MIX ? MT : 1,
-    ROWS = MODE == GATE_UP ? BM / 2 : BM / STREAMS,       // of a tile, of each matrix or stream
+    ROWS = MODE == GATE_UP ? BM / 2 : BM,                 // of a tile, of each matrix
     STEP = 128,
     PER_SPAN = 32 / F::GROUP,
     GROUPS = 4 * PER_SPAN,           // of a step
@@ -39,7 +63,6 @@ enum {
     WARPS_DOWN = SLABS / MT,
     WARPS_ACROSS = MT,
     BN = 8 * NT * WARPS_ACROSS,
-    WHOLE = MODE == DENSE || MODE == MIX,  // a tile has all of its columns
     LINE = BM + 8,                   // floats of a group's scales
     LINE_D = BN + 8,                 // floats of a block's scales of all columns
     TABLE = F::GRID * COPIES * (F::LOOK == WORD ? 4 : 8),
@@ -62,15 +85,50 @@ static_assert(BN * LINE_H * 4 <= AT_SOURCE, "a tile of results does not fit wher
 static_assert(SHARED_BYTES == SHARED, "prompt_plans.py asks for another size than this layout has");
 
 
+// What a block works on.
+struct Work {
+    const u8 *first, *second;
+    int matrix, row, rows, tiles;  // first weight row of the block, rows of the matrix, tiles of the run
+    int begin, count;              // columns: activation rows, or places in `order`
+};
+
+// False for a block past the list. The address of an expert that is not there is 0: nothing waits for it here.
+DEVICE bool find_work(const Arguments& a, Work& w) {
+    const int row_tile = blockIdx.x % a.row_tiles, column_tile = blockIdx.x / a.row_tiles;
+    w.matrix = 0;
+    int before = 0;
+    if (MODE == DENSE) {
+        while (row_tile >= a.matrix[w.matrix].last_tile) before = a.matrix[w.matrix++].last_tile;
+        w.begin = column_tile * BN;
+        w.count = min((int)BN, a.n - w.begin);
+        w.first = w.second = a.matrix[w.matrix].data;
+    } else {
+        const int tiles = *a.n_tiles;
+        const int4 tile = a.tile_list[column_tile];  // read together: past the list is memory without meaning
+        if (column_tile >= tiles) return false;
+        w.begin = tile.y;
+        w.count = tile.z;
+        w.first = (const u8*)a.first[tile.x];
+        w.second = MODE == GATE_UP ? (const u8*)a.second[tile.x] : w.first;
+    }
+    w.row = (row_tile - before) * a.run * ROWS;
+    w.rows = a.matrix[w.matrix].rows;
+    w.tiles = min(a.run, (w.rows - w.row + ROWS - 1) / ROWS);
+    return true;
+}
+
+// A step, or a chunk, of a tile of the run.
+struct Place {
+    int tile, at;
+
+    DEVICE Place after(int length) const { return at + 1 == length ? Place{tile + 1, 0} : Place{tile, at + 1}; }
+};
+
 // Row r of a tile. GATE_UP: 16 rows of gate, then the same 16 of up, so that one thread has both.
 DEVICE const u8* row_of(const Work& w, int tile, int r, int row_bytes) {
     if (MODE == GATE_UP) {
         const int row = min(w.row + tile * ROWS + (r >> 5) * 16 + (r & 15), w.rows - 1);
         return (r & 16 ? w.second : w.first) + row * (long long)row_bytes;
-    }
-    if (MODE == MIX) {  // a warp's sixteens are of one stream each
-        const int slab = r >> 4, row = min(w.row + tile * ROWS + slab / MT * 16 + (r & 15), w.rows - 1);
-        return w.first + (slab % MT * w.rows + row) * (long long)row_bytes;
     }
     return w.first + min(w.row + tile * ROWS + r, w.rows - 1) * (long long)row_bytes;
 }
@@ -111,14 +169,14 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, i
         u8* to = inputs + first * STEP + (piece ^ (first & 3) << 5);
 #pragma unroll
         for (int i = 0; i < QS; i++)
-            if (WHOLE || first + i * AT_ONCE < columns) copy16(to + i * AT_ONCE * STEP, from + begin[i]);
+            if (MODE == DENSE || first + i * AT_ONCE < columns) copy16(to + i * AT_ONCE * STEP, from + begin[i]);
     }
     if (STEP * step + 32 * s < a.cols) {
         const float* from = a.d + 4 * step + s;
         float* to = (float*)(inputs + INPUTS) + s * LINE_D + own;
 #pragma unroll
         for (int i = 0; i < DS; i++)
-            if (WHOLE || own + i * AT_ONCE_D < columns) copy4(to + i * AT_ONCE_D, from + begin_d[i]);
+            if (MODE == DENSE || own + i * AT_ONCE_D < columns) copy4(to + i * AT_ONCE_D, from + begin_d[i]);
     }
     if (F::OFFSET) {
         const int g = threadIdx.x % GROUPS, c = threadIdx.x / GROUPS;
@@ -127,7 +185,7 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, i
             float* to = (float*)(inputs + SUMS_AT) + g * LINE_D + c;
 #pragma unroll
             for (int i = 0; i < BN * GROUPS / THREADS; i++)
-                if (WHOLE || c + i * (THREADS / GROUPS) < columns)
+                if (MODE == DENSE || c + i * (THREADS / GROUPS) < columns)
                     copy4(to + i * (THREADS / GROUPS), from + source[c + i * (THREADS / GROUPS)] / F::GROUP);
         }
     }
@@ -216,7 +274,7 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const u8* shared, int buffer,
     const u8* codes = unpacked + MT * wm * (16 * STEP) + lane * 16;
     const float* scales = (const float*)(unpacked + CODES) + MT * wm * 16 + 2 * g;
     const int first = 8 * EIGHTS * wn;
-#pragma unroll SPANS
+#pragma unroll 1
     for (int s = 0; s < (F::BLOCK < 256 ? spans : 4); s++) {
         Span span;
         span.q = inputs + (first + g) * STEP + ((s ^ (g & 3)) << 5) + 8 * t;
@@ -308,40 +366,9 @@ DEVICE void store_tile(const Arguments& a, const float (&acc)[MT][NT][4], const 
     }
 }
 
-// The mix of a tile: a thread has the gates of all streams of its elements.
-DEVICE void store_mix(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, int tile, int wm, int wn) {
-    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, first = w.row + tile * ROWS + 16 * wm + g;
-    float norm[MT][2];
-#pragma unroll
-    for (int i = 0; i < MT; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) norm[i][h] = a.norm[i * w.rows + min(first + 8 * h, w.rows - 1)];
-#pragma unroll
-    for (int j = 0; j < NT; j++)
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-            const int column = 8 * (NT * wn + j) + 2 * t + c;
-            if (column >= w.count) continue;
-            const long long row = w.begin + column;
-            const float *x = a.x + row * MT * w.rows, *factors = a.factors + row * MT;
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const int element = first + 8 * h;
-                if (element >= w.rows) continue;
-                float v[MT];
-#pragma unroll
-                for (int i = 0; i < MT; i++) v[i] = (x[i * w.rows + element] * factors[i]) * norm[i][h];
-                float sum = sigmoid_f32(acc[0][j][2 * h + c]) * v[0];
-#pragma unroll
-                for (int i = 1; i < MT; i++) sum = fmaf(sigmoid_f32(acc[i][j][2 * h + c]), v[i], sum);
-                a.matrix[0].out[row * w.rows + element] = sum * (1.0f / MT);
-            }
-        }
-}
-
 #ifdef NEXT_ORDER
 // silu(gate x) * (up x) of the whole tile to shared memory, then quantised as quantize.cu does it.
-DEVICE void store_hidden(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, float* tile, int eights,
+DEVICE void store_quantized(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, float* tile, int eights,
                             int wm, int wn) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
@@ -356,7 +383,19 @@ DEVICE void store_hidden(const Arguments& a, const float (&acc)[MT][NT][4], cons
             }
     }
     __syncthreads();
-    store_quantized<BN, BM / 16, LINE_H, THREADS>(a, w, tile);
+    enum { OCTETS = BM / 16, SUM_OF = NEXT_SUMS ? NEXT_SUMS : 32 };  // octets of a column
+    u8* q = (u8*)a.matrix[0].out;
+    for (int first = 0; first < w.count * OCTETS; first += THREADS) {
+        const int i = first + threadIdx.x, column = i / OCTETS, u = i % OCTETS, row = w.row + 8 * u;
+        float v[8];
+        load_octet(v, tile + min(column, BN - 1) * LINE_H + 8 * u);
+        const Octet octet = quantize_octet(v);
+        if (column >= w.count || row >= w.rows) continue;
+        const long long block = (long long)a.order[w.begin + column] * (w.rows / 32) + row / 32;
+        store_octet<NEXT_ORDER>(q + 32 * block, u & 3, octet);
+        if ((u & 3) == 0) a.next_d[block] = octet.d;
+        if (NEXT_SUMS) store_sums<SUM_OF>(a.next_sums + block * (32 / SUM_OF), u & 3, octet);
+    }
 }
 #endif
 
@@ -378,8 +417,20 @@ DEVICE void copies_arrive() {
 DEVICE void find_sources(u8* shared, const Arguments& a, const Work& w) {
     for (int c = threadIdx.x; c < BN; c += THREADS) {
         const int column = w.begin + min(c, w.count - 1);
-        ((u32*)(shared + AT_SOURCE))[c] = (u32)(WHOLE ? column : a.order[column] / a.divide) * a.cols;
+        ((u32*)(shared + AT_SOURCE))[c] = (u32)(MODE == DENSE ? column : a.order[column] / a.divide) * a.cols;
     }
+}
+
+// The type's table, and the lane's copy of it.
+DEVICE Grid fill_table(u8* shared) {
+#if HAS_TABLE
+    enum { WORDS = F::LOOK == WORD ? 1 : 2 };
+    u32* table = (u32*)(shared + AT_TABLE);
+    for (int i = threadIdx.x; i < F::GRID * COPIES; i += THREADS)
+        for (int k = 0; k < WORDS; k++) table[i * WORDS + k] = table_words[i / COPIES * WORDS + k];
+#endif
+    const int lane = threadIdx.x & 31, copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES;
+    return Grid{shared + AT_TABLE + copy * (F::LOOK == WORD ? 4 : 8)};
 }
 
 // The raw bytes of a run on their way: fetched chunk by chunk, unpacked step by step.
@@ -412,19 +463,19 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     extern __shared__ __align__(16) u8 shared[];
     const int warp = threadIdx.x >> 5, wm = warp % WARPS_DOWN, wn = warp / WARPS_DOWN;
     const int steps = (a.cols + STEP - 1) / STEP;
-    if (!WHOLE) inputs_ready();
+    if (MODE != DENSE) inputs_ready();
     Work w;
-    if (!find_work<BN, ROWS>(a, w)) return;
+    if (!find_work(a, w)) return;
     find_sources(shared, a, w);
     if (!w.first) return;
 
     Rows rows{shared, w, a.cols / F::BLOCK * F::BYTES, (steps + 1) / 2};
     rows.fetch();
     if (CHUNKS == 2) rows.fetch();
-    rows.grid = fill_table<F, THREADS>(shared + AT_TABLE);
-    if (WHOLE) inputs_ready();  // the weights do not wait for the kernel before
+    rows.grid = fill_table(shared);
+    if (MODE == DENSE) inputs_ready();  // the weights do not wait for the kernel before
     __syncthreads();
-    const int eights = WHOLE ? (int)NT : (w.count + 8 * WARPS_ACROSS - 1) / (8 * WARPS_ACROSS);
+    const int eights = MODE == DENSE ? (int)NT : (w.count + 8 * WARPS_ACROSS - 1) / (8 * WARPS_ACROSS);
     const int columns = 8 * eights * WARPS_ACROSS;
     fetch_inputs(shared, a, 0, 0, columns);
     copies_arrive();
@@ -450,13 +501,12 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
                 if (more) rows.unpack(next, buffer ^ 1);
             } else if (busy) {
                 const int spans = min(4, a.cols / 32 - 4 * here.at);
-                if (WHOLE) multiply_step<NT>(acc, shared, buffer, spans, wm, wn);
+                if (MODE == DENSE) multiply_step<NT>(acc, shared, buffer, spans, wm, wn);
                 else Steps<NT>::multiply(acc, shared, buffer, spans, eights, wm, wn);
             }
         }
         if (MODE != GATE_UP && next.at == 0 && busy) {
-            if (MODE == MIX) store_mix(a, acc, w, here.tile, wm, wn);
-            else store_tile(a, acc, w, here.tile, eights, wm, wn);
+            store_tile(a, acc, w, here.tile, eights, wm, wn);
             clear(acc);
         }
         copies_wait<0>();
@@ -464,7 +514,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
         here = next;
     }
 #ifdef NEXT_ORDER  // GATE_UP has runs of one tile
-    store_hidden(a, acc, w, (float*)shared, eights, wm, wn);
+    store_quantized(a, acc, w, (float*)shared, eights, wm, wn);
 #else
     if (MODE == GATE_UP && busy) store_tile(a, acc, w, 0, eights, wm, wn);
 #endif

@@ -24,6 +24,6 @@ KERNEL __launch_bounds__(256) void quantize(const float* x, u8* q, float* d, flo
     if (i >= total) return;
     const int u = (int)(i & 3);
     store_octet<INPUT_ORDER>(q + 8 * (i - u), u, octet);
-    if (u == 0) d[i >> 2] = stored_scale<INPUT_ORDER>(octet.d);
+    if (u == 0) d[i >> 2] = octet.d;
     if (SUMS) store_sums<SUMS ? SUMS : 32>(sums + (i >> 2) * (32 / (SUMS ? SUMS : 32)), u, octet);
 }

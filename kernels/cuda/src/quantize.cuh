@@ -1,9 +1,6 @@
 // `quantize` of ops.py: blocks of 32 inputs to int8 and a scale, stored in the order of a format (formats.cuh).
 //
 // Four neighbouring lanes share a block, eight inputs each. Needs device.cuh and the orders of formats.cuh.
-//
-// WIDE_NATIVE and WIDE_EIGHT are for product_wgmma.cu and weights in the order NATIVE or EIGHT: the first words of the four
-// threads, then their second words, and scales that are 2^43 times as large.
 #pragma once
 
 struct Octet {
@@ -11,12 +8,6 @@ struct Octet {
     float d;        // scale of the block
     int sum8, sum16, sum32;  // sums of the int8: of the octet, of its pair of octets, of the block
 };
-
-// A block's scale as an order has it.
-template <int ORDER>
-DEVICE float stored_scale(float d) {
-    return ORDER >= WIDE_NATIVE ? d * 8796093022208.0f : d;
-}
 
 // All 32 lanes take part.
 DEVICE Octet quantize_octet(const float (&v)[8]) {
@@ -49,9 +40,6 @@ DEVICE void store_octet(u8* block, int u, const Octet& o) {
         *(u32*)(p + 8) = o.high;
     } else if (ORDER == EVEN_ODD) {
         *(uint2*)(block + 8 * u) = make_uint2(permute(o.low, o.high, 0x6420), permute(o.low, o.high, 0x7531));
-    } else if (ORDER == WIDE_EIGHT) {
-        *(u32*)(block + 4 * u) = o.low;
-        *(u32*)(block + 16 + 4 * u) = o.high;
     } else {
         *(uint2*)(block + 8 * u) = make_uint2(o.low, o.high);
     }

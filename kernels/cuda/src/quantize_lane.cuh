@@ -33,7 +33,6 @@ struct LaneScales {
 template <int ORDER>
 DEVICE int place_in_block(int e) {
     if (ORDER == NATIVE) return 16 * (e >> 3 & 1) + 4 * (e >> 4) + 8 * (e >> 2 & 1) + (e & 3);
-    if (ORDER == WIDE_EIGHT) return 16 * (e >> 2 & 1) + 4 * (e >> 3) + (e & 3);
     if (ORDER == EVEN_ODD) return (e & 24) + 4 * (e & 1) + (e >> 1 & 3);
     return e;
 }

@@ -441,31 +441,6 @@ inline void multiply(int* d, const unsigned* a, const unsigned* b, const int* c)
     }
 }
 
-// A step of four warps (wgmma.cuh), of which this one computes its own 16 rows: d (16 x N) = [d +] a (16 x 32) * b. The
-// descriptor of b: where it begins, bytes from its first 16 inputs to the others, bytes between eights of columns.
-template <int N, bool ADDS, int REGISTERS>
-inline void step_of_four(int (&d)[REGISTERS], const unsigned (&a)[4], uint64_t b) {
-    unsigned all[32][4];
-    for (int i = 0; i < 4; i++) {
-        const uint64_t* got = exchange(a[i], 9200 + i);
-        for (int l = 0; l < 32; l++) all[l][i] = unsigned(got[l]);
-    }
-    const size_t first = (b & 0x3fff) << 4, leading = (b >> 16 & 0x3fff) << 4, stride = (b >> 32 & 0x3fff) << 4;
-    const int g = lane() >> 2, t = lane() & 3;
-    for (int j = 0; j < N / 8; j++)
-        for (int i = 0; i < 4; i++) {
-            const int upper = i >> 1, column = 2 * t + (i & 1);
-            int sum = ADDS ? d[4 * j + i] : 0;
-            for (int k = 0; k < 32; k++) {
-                const int8_t x = int8_t(all[g * 4 + (k & 15) / 4][2 * (k >> 4) + upper] >> 8 * (k & 3));
-                const size_t at = first + (k >> 4) * leading + j * stride + column * 16 + (k & 15);
-                if (at >= dynamic_bytes) fail("a matrix step reads behind the shared memory");
-                sum += int(x) * int(int8_t(dynamic_shared[at]));
-            }
-            d[4 * j + i] = sum;
-        }
-}
-
 }  // namespace emulated
 
 static inline void ptx_dp4a_u32_s32(int& r, unsigned a, unsigned b, int c) {

@@ -93,7 +93,7 @@ def test_no_other_cut_leaves_less_to_the_multiprocessor_with_the_most_blocks(row
     card, kind, sizes = CARDS[90], BY_NAME["Q6_K"], (tuple(rows), cols, n)
     chosen = cost(prompt_plan(card, kind, DENSE, *sizes), card, *sizes)
     for cut in CUTS:
-        plan = fitted(card, kind, cut, cols)
+        plan = fitted(card, kind, cut)
         for run in RUNS if plan else ():
             assert chosen <= cost(replace(plan, run=run), card, *sizes)
 
