@@ -6,7 +6,7 @@ Bits are checked first, as prompt_operations does. A kernel's figure is what lie
 in one call of the operation, outside a graph: microseconds, all its launches together.
 
 Sections   peak: multiply-adds of a loop of nothing else, and of loops that read shared memory beside them in the ways
-           the sources count on; ways: pairs of values under way and blocks of a multiprocessor
+           the sources count on; ways: rows of a block
 Errors     exit code 1 and the case when a bit differs
 Cost       some 40 s on an H200, half of them for the compiler
 """
@@ -35,12 +35,10 @@ from strata.kernels.ops import Gdn
 
 REPEATS: Final = 5
 DEPTHS: Final = (8192, 2048)
-WAYS: Final = ((2, 3, 3, 1), (2, 3, 1, 1), (2, 3, 3, 4), (2, 3, 3, 2), (4, 2, 2, 1))
-"""Pairs of tokens under way, rows of a multiprocessor, rows of a block, chains of a lane."""
 
 PEAK: Final = r"""
-// Dots of 64 tokens with 12 heads by a warp, as qsa_keys_row computes them, many times from the same memory. A lane has
-// CHAINS of the four chains of TOKENS x OWN sums. CHAINS 0: the sums alone.
+// Dots of 64 tokens with 12 heads by a warp, as qsa_prompt_keys computes them, many times from the same memory. A lane
+// has CHAINS of the four chains of TOKENS x OWN sums. CHAINS 0: the sums alone.
 template <int N> struct Word { typedef float T; };
 template <> struct Word<2> { typedef float2 T; };
 template <> struct Word<4> { typedef float4 T; };
@@ -163,10 +161,7 @@ def scan(ops: Operations) -> None:
         inputs = (ops.f(n, parts.CHANNELS), ops.f(n, heads * d), ops.f(n, heads), ops.f(n, heads))
         state = (ops.f(1, 3, parts.CHANNELS), ops.f(1, heads, d, d, scale=0.1))
         call = partial(ops.kernels.gdn, w, *inputs, ops.ints([[0, 0, n]]), *state, parts.EPS)
-        for both in (0, 1):
-            with patch.dict(gdn.SCAN_WAY, {"BOTH_SUMS": both}):
-                macs = {"gdn_scan": float(n * heads * d * d * 3)}
-                by_kernel(ops, f"delta net {n} rows, both sums {both}", call, macs, gdn)
+        by_kernel(ops, f"delta net {n} rows", call, {"gdn_scan": float(n * heads * d * d * 3)}, gdn)
 
 
 def layer_of(ops: Operations, kv: str, depth: int, n: int) -> tuple[Callable[[], Any], float]:
@@ -185,26 +180,19 @@ def attention(ops: Operations) -> None:
         parts.Attention(ops, kv, 2304).check(kv)
         for depth in depths:
             call, macs = layer_of(ops, kv, depth, depth)
-            rates = {"qsa_keys_row": macs, "qsa_values_row": macs}
+            rates = {"qsa_prompt_keys": macs, "qsa_prompt_values": macs}
             by_kernel(ops, f"attention {kv}, {depth} rows", call, rates, qsa)
             parts.rates(ops, f"attention {kv}, {depth} rows", 2 * macs, [call])
     ops.kernels.bound = None
 
 
 def ways(ops: Operations) -> None:
-    """Keys and values with more or less under way, and rows of a block that find each other's in the first cache."""
+    """Rows of a block that find each other's values in the first cache."""
     for depth in DEPTHS:
         call, macs = layer_of(ops, "fp32", depth, depth)
-        for ahead, rows, together, chains in WAYS:
-            way = {
-                "VALUES_AHEAD": ahead,
-                "VALUES_BLOCKS": rows,
-                "ROWS_OF_A_BLOCK": together,
-                "KEY_CHAINS": chains,
-            }
-            with patch.dict(qsa.PROMPT_WAY, way):
-                what = f"{depth} rows, {ahead} ahead, {rows} rows, {together} a block, {chains} chains"
-                by_kernel(ops, what, call, {"qsa_keys_row": macs, "qsa_values_row": macs}, qsa)
+        for rows in range(1, qsa.ROWS_OF_A_BLOCK + 1):
+            with patch.object(qsa, "ROWS_OF_A_BLOCK", rows):
+                by_kernel(ops, f"{depth} rows, {rows} a block", call, {"qsa_prompt_values": macs}, qsa)
         del call
         ops.cp.get_default_memory_pool().free_all_blocks()
     ops.kernels.bound = None

@@ -38,8 +38,6 @@ _FEW: Final = 1
 _MANY: Final = 16
 """Tokens of a segment at most: with few the blocks are so small that they come beside the kernel before."""
 _WARPS: Final = 4
-SCAN_WAY: Final[dict[str, int]] = {"BOTH_SUMS": 0}
-"""Whether a lane of gdn_scan sums the keys of both its columns."""
 _RUN: Final = 8
 """Rows of a warp that convolves a prompt."""
 _GROUPS: Final = 8
@@ -192,7 +190,7 @@ def gdn(
             )  # fmt: skip
             launch(
                 "gdn_scan.cu", "gdn_scan", grid, block,
-                c, decay, beta, p, conv, state, segments, o, *sizes, **constants, **SCAN_WAY,
+                c, decay, beta, p, conv, state, segments, o, *sizes, **constants,
             )  # fmt: skip
         moved = (p, conv, segments) if window else (None, None, None)
         launch(

@@ -56,14 +56,13 @@ _SCORE_BLOCKS: Final = 528
 _SELECT_FEW: Final = 1024
 _SELECT_MANY: Final = 256
 _SLICE: Final = 32
-_KEY_SLICE: Final = 16
-PROMPT_WAY: Final[dict[str, int]] = {"VALUES_AHEAD": 2, "VALUES_BLOCKS": 3, "ROWS_OF_A_BLOCK": 3, "KEY_CHAINS": 1}
-"""Of many rows: pairs of tokens that a warp of qsa_values_row has under way, rows that a multiprocessor computes at a
-time, rows of a block where they fit, chains of a dot that a lane of qsa_keys_row has."""
+ROWS_OF_A_BLOCK: Final = 3
+"""Rows of a block of qsa_prompt_values where they fit, so many at a time on a multiprocessor. H200, 2026-11-29, a
+prompt of 8,192: 7.0 ms; 8.9 with a row a block, of which half the first cache holds one."""
 _KEPT_AT_ONCE: Final = 32
 _MOST_KEY_BLOCKS: Final = 1024
 _STATIC: Final = 1024
-"""Bytes for the shared variables that a row of qsa_values_row declares itself."""
+"""Bytes for the shared variables that a row of qsa_prompt_values declares itself."""
 _INT: Final = 4
 _FLOAT: Final = 4
 
@@ -310,9 +309,9 @@ def _rows_at_once(g: _Shape, scratch_bytes: int) -> int:
 
 
 def _whole_waves(rows: int, blocks: int) -> int:
-    """As many of the rows as fill the card without a rest, where they fill it. A row has `blocks` of qsa_values_row,
+    """As many of the rows as fill the card without a rest, where they fill it. A row has `blocks` of qsa_prompt_values,
     which all take as long."""
-    wave = max(1, cards.card().multiprocessors * PROMPT_WAY["VALUES_BLOCKS"] // blocks)
+    wave = max(1, cards.card().multiprocessors * ROWS_OF_A_BLOCK // blocks)
     return rows // wave * wave or rows
 
 
@@ -423,26 +422,18 @@ def value_chunks(n: int, group: int) -> int:
     return -(-group // _WARPS) if n <= FEW_ROWS and n * -(-group // _WARPS) <= WINDOW_ROWS else 1
 
 
-def _keys_bytes(heads: int, d: int, keys: KvFormat) -> int:
-    """Shared memory of qsa_keys_row: two slices of the keys, the queries, where the tokens lie, largest scores."""
-    element = _FLOAT if keys.packed else keys.dtype.itemsize
-    tile = ATTENTION_PART * (_KEY_SLICE * element + 16)
-    return 2 * tile + _FLOAT * (heads * (d + 16) + ATTENTION_PART + _WARPS * heads)
-
-
 def _values_bytes(heads: int, d: int) -> int:
-    """Shared memory of qsa_values_row: a part of every warp, and the sums of all parts."""
+    """Shared memory of qsa_prompt_values: a part of every warp, and the sums of all parts."""
     return _FLOAT * (_WARPS * (heads + 1) * ATTENTION_PART + heads * d)
 
 
 def _together(g: _Shape) -> tuple[int, int]:
-    """Query heads and rows of a block of many rows: those that fit its shared memory, more heads first."""
+    """Query heads and rows of a block of qsa_prompt_values: those that fit its shared memory, more heads first."""
     room = cards.card().shared_block
     for heads in HEADS_OF_A_THREAD:
-        if g.group % heads == 0:
-            rows = room // (max(_keys_bytes(heads, g.d, g.keys), _values_bytes(heads, g.d)) + _STATIC)
-            if rows:
-                return heads, min(rows, PROMPT_WAY["ROWS_OF_A_BLOCK"], PROMPT_WAY["VALUES_BLOCKS"])
+        rows = 0 if g.group % heads else room // (_values_bytes(heads, g.d) + _STATIC)
+        if rows:
+            return heads, min(rows, ROWS_OF_A_BLOCK)
     raise ValueError(f"head_dim {g.d} does not fit {room} bytes of shared memory")
 
 
@@ -460,17 +451,14 @@ def _attend_many(
 ) -> None:
     heads, together = _together(g)
     chunks = g.heads // heads
-    constants: dict[str, Any] = {"HEADS": heads, "HEAD_SIZE": g.d, **g.formats, **PROMPT_WAY}
-    constants["ROWS_OF_A_BLOCK"] = together
-    blocks, threads = -(-n // together), (_THREADS * together,)
+    constants = {"HEADS": heads, "HEAD_SIZE": g.d, "ROWS_OF_A_BLOCK": together, **g.formats}
     peaks, found = workspace.array((n, g.heads, g.parts)), workspace.array((n, stride), I32)
     launch(
-        "qsa_prompt.cu", "qsa_keys_row", (g.parts, chunks, blocks), threads,
-        *row, q, pages.k, s, I32(stride), peaks, found, I32(n),
-        shared=together * _keys_bytes(heads, g.d, g.keys), **constants,
+        "qsa_prompt.cu", "qsa_prompt_keys", (g.parts, chunks, n), (_THREADS,),
+        *row, q, pages.k, s, I32(stride), peaks, found, **constants,
     )  # fmt: skip
     launch(
-        "qsa_prompt.cu", "qsa_values_row", (chunks, blocks), threads,
+        "qsa_prompt.cu", "qsa_prompt_values", (chunks, -(-n // together)), (_THREADS * together,),
         *row, s, I32(stride), peaks, found, I32(g.parts), pages.v, q_gate, out, I32(n),
         shared=together * _values_bytes(heads, g.d), **constants,
     )  # fmt: skip

@@ -10,8 +10,8 @@ from typing import Final
 
 from strata.kernels.cuda.chains import router_plan
 from strata.kernels.cuda.compile import Constants
-from strata.kernels.cuda.gdn import BULK_ARCH, HEAD_SIZES, SCAN_WAY
-from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, PROMPT_WAY
+from strata.kernels.cuda.gdn import BULK_ARCH, HEAD_SIZES
+from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, ROWS_OF_A_BLOCK
 from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
 
@@ -48,7 +48,7 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
     for d in HEAD_SIZES:
         yield "gdn.cu", {"HEAD_SIZE": d, "TAPS": 4}
         yield "gdn_inputs.cu", {"HEAD_SIZE": d, "TAPS": 4}
-        yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4, **SCAN_WAY}
+        yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4}
         for tokens in (1, 16):
             window: Constants = {"HEAD_SIZE": d, "TAPS": 4, "TOKENS": tokens}
             yield "gdn_window.cu", window
@@ -67,5 +67,6 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
                 few: Constants = {"HEADS_OF_WARP": of_warp, "PREPARES": prepares}
                 yield "qsa_window.cu", formats | few
         for d, heads in ((256, 12), (64, 2), *_GROUPS * (keys.name == "fp32")):
-            group: Constants = {"HEAD_SIZE": d, "HEADS": heads, **PROMPT_WAY}
-            yield "qsa_prompt.cu", formats | group
+            for together in (1, ROWS_OF_A_BLOCK):
+                group: Constants = {"HEAD_SIZE": d, "HEADS": heads, "ROWS_OF_A_BLOCK": together}
+                yield "qsa_prompt.cu", formats | group

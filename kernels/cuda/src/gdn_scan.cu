@@ -8,7 +8,7 @@
 // take twice the turns. Lanes join a column's halves by an exchange and its groups by three.
 // The outputs of eight tokens are summed over the groups together, each lane keeping one of them: seven exchanges instead
 // of 24. Tokens arrive 16 at a time by asynchronous copies, two tiles deep.
-// Constants   HEAD_SIZE = D, TAPS, BOTH_SUMS
+// Constants   HEAD_SIZE = D, TAPS
 // Shapes   as in gdn_inputs.cu; o (n, V*D); state (slots, V, D, D), conv (slots, kernel - 1, channels), in place or to another
 //          row
 // Why      16 columns a block: 48 heads of 128 are 384 blocks of 4 warps, which spread over 132 multiprocessors to
@@ -16,10 +16,6 @@
 // Source   the order of every sum is that of `ops.Kernels.gdn`
 #include "gdn_window.cuh"
 #include "gdn_order.cuh"
-
-#ifndef BOTH_SUMS
-#define BOTH_SUMS 0
-#endif
 
 constexpr int COLUMNS = 16;
 constexpr int TOKENS = 16;
@@ -141,10 +137,8 @@ DEVICE float sum_eight(float (&p)[8], int lane) {
 DEVICE int token_of(int lane) { return (lane & GROUP) | (lane & 2 * GROUP) >> 2 | (lane & 4 * GROUP) >> 4; }
 
 // One token: s = s * decay; e = beta * (v - sum(s * k)); s = fma(k, e, s); returns the group's part of sum(s * q) of the
-// lane's own column. v: from the block's first column; q, k: from the lane's first row. BOTH_SUMS: a lane sums the keys of
-// both its columns, which is an exchange less to wait for and three more to make.
-DEVICE float delta_step(State& s, const float* q, const float* k, const float* v, float decay, float beta,
-                        const Place& place) {
+// lane's own column. v: of that column; q, k: from the lane's first row.
+DEVICE float delta_step(State& s, const float* q, const float* k, float v, float decay, float beta) {
     float keys[2 * M], queries[2 * M], p[2][2] = {}, o[2][2] = {};
     read_rows(keys, k);
 #pragma unroll
@@ -153,14 +147,8 @@ DEVICE float delta_step(State& s, const float* q, const float* k, const float* v
         for (int c = 0; c < 2; c++) p[c][i % 2] = fmaf(s[c][i] *= decay, keys[i], p[c][i % 2]);
     const float parts[2] = {p[0][0] + p[0][1], p[1][0] + p[1][1]};
     float e[2];
-    if (BOTH_SUMS) {
-        const float sums[2] = {join_halves(parts), parts[1] + __shfl_xor_sync(ALL, parts[0], HALF)};
-#pragma unroll
-        for (int c = 0; c < 2; c++) e[c] = beta * (v[place.column(c)] - sum_groups(sums[c]));
-    } else {
-        e[0] = beta * (v[place.own()] - sum_groups(join_halves(parts)));
-        e[1] = __shfl_xor_sync(ALL, e[0], HALF);
-    }
+    e[0] = beta * (v - sum_groups(join_halves(parts)));
+    e[1] = __shfl_xor_sync(ALL, e[0], HALF);
     read_rows(queries, q);
 #pragma unroll
     for (int i = 0; i < 2 * M; i++)
@@ -176,7 +164,7 @@ DEVICE void scan_tile(State& s, const Shape::Tile& tile, int n, float (*out)[COL
     const int first = place.half * Shape::VECTOR_HALF + place.group * 2 * M, own = place.own();
     const float *q = &tile.q[0][first], *k = &tile.k[0][first];
     auto step = [&](int t) {
-        return delta_step(s, q + t * Shape::VECTOR, k + t * Shape::VECTOR, tile.v[t], tile.decay[t], tile.beta[t], place);
+        return delta_step(s, q + t * Shape::VECTOR, k + t * Shape::VECTOR, tile.v[t][own], tile.decay[t], tile.beta[t]);
     };
     int t = 0;
 #pragma unroll 1

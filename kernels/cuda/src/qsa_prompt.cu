@@ -1,14 +1,15 @@
 // Attention of many rows: a row is enough work for a block. HEADS query heads that share keys are computed together.
 //
-// qsa_keys_row    a block is one part of a row. A lane has two of the four chains of 8 tokens x HEADS / 2 query heads (4 x
-//                 HEADS where HEADS is odd). Also the largest score of each head and part
-// qsa_values_row  a block is a row and HEADS query heads; a warp takes a part, D / 32 dims of all heads a lane, and the
-//                 block joins the parts of its warps in order
-// Why two chains: shared memory gives 128 bytes a turn, and takes one turn for two words a lane where neighbouring lanes (or
-//                 those two apart) ask for the same two. So 96 sums take 14 turns; of one chain 20, of whole dots 20.
+// qsa_prompt_keys    a block is one part of a row. A lane has one of the four chains of 8 tokens x HEADS query heads: 8 +
+//                    HEADS loads of a word from shared memory for 8 * HEADS fma. Also the largest score of each head and part
+// qsa_prompt_values  ROWS_OF_A_BLOCK rows and HEADS query heads; a warp takes a part of a row, D / 32 dims of all heads a
+//                    lane, and a row's warps join their parts in order
+// Why one chain: of two chains of half the heads a lane reads 28 words for 96 sums and not 20, though in fewer reads, which
+//                was no faster. Sum t of a lane is token t ^ chain, so the exchanges that join the chains find the token a
+//                lane keeps in the same register in every lane.
+// Names          kernel.py asks for half of the first cache as shared memory, but not where a kernel is called "prompt"
 //
-// Constants   HEAD_SIZE = D, HEADS, KEYS, VALUES; ROWS_OF_A_BLOCK, KEY_CHAINS; of qsa_values_row VALUES_AHEAD, pairs of tokens under way,
-//             and VALUES_BLOCKS, rows on a multiprocessor
+// Constants   HEAD_SIZE = D, HEADS, KEYS, VALUES; of qsa_prompt_values ROWS_OF_A_BLOCK
 #include "attend.cuh"
 
 #ifndef HEAD_SIZE
@@ -17,16 +18,6 @@
 #ifndef HEADS
 #define HEADS 12
 #endif
-#ifndef VALUES_AHEAD
-#define VALUES_AHEAD 2
-#endif
-#ifndef VALUES_BLOCKS
-#define VALUES_BLOCKS 3
-#endif
-
-#ifndef KEY_CHAINS
-#define KEY_CHAINS 2
-#endif
 #ifndef ROWS_OF_A_BLOCK
 #define ROWS_OF_A_BLOCK 1
 #endif
@@ -34,64 +25,19 @@
 constexpr int D = HEAD_SIZE;
 constexpr int WARPS = THREADS / 32;
 
-// A block is ROWS_OF_A_BLOCK neighbouring rows with THREADS threads each, which never wait for another row: what one has
-// brought to the first cache the next ones find there, as far as they attend to the same tokens.
-constexpr int BLOCK = THREADS * ROWS_OF_A_BLOCK;
-DEVICE int row_of_block() { return ROWS_OF_A_BLOCK == 1 ? 0 : threadIdx.x / THREADS; }
-DEVICE int own_thread() { return ROWS_OF_A_BLOCK == 1 ? threadIdx.x : threadIdx.x % THREADS; }
-DEVICE void row_meets() {
-    if (ROWS_OF_A_BLOCK == 1)
-        __syncthreads();
-    else
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + row_of_block()), "r"(THREADS) : "memory");
-}
-
-// 16 bytes to shared memory as copy16 does, but through the first cache where other rows may want them.
-DEVICE void copy16_of_rows(void* to, const void* from) {
-#if ARCH >= 800 && !defined(ON_HOST)
-    if (ROWS_OF_A_BLOCK > 1) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from)
-                     : "memory");
-        return;
-    }
-#endif
-    copy16(to, from);
-}
-
 // ------------------------------------------------------------------------------------------------------------- keys
 
 constexpr int SLICE = 16;      // dims at a time
-constexpr int HEAD_SETS = HEADS % 2 || KEY_CHAINS == 1 ? 1 : 2;    // lanes that share tokens: head h is of set h % HEAD_SETS
-constexpr int OWN_HEADS = HEADS / HEAD_SETS;
-constexpr int CHAINS = KEY_CHAINS;              // of a lane
-constexpr int TOKEN_GROUPS = 8 * CHAINS / HEAD_SETS;  // of a warp's 64 tokens: t is of group t % TOKEN_GROUPS
-constexpr int TOKENS = 64 / TOKEN_GROUPS;       // of a lane
-constexpr int EACH_KEPT = 4 / CHAINS;                // of so many tokens a lane keeps one
+constexpr int TOKENS = 8;      // of a lane
 constexpr int FEW_TOKENS = 8;  // a part of so few, what follows the listed blocks, is computed from device memory
 
-// SLICE dims of the keys of a part. The pitch keeps eight tokens in different banks.
+// Keys of a part, SLICE dims of them, and of its queries. Pitches keep eight tokens in different banks.
 template <class Value>
 struct Slices {
     static constexpr int PITCH = SLICE + 16 / sizeof(Value);
     Value k[PART][PITCH];
+    float q[HEADS][SLICE];
 };
-
-// What a row of qsa_keys_row has; qsa.py knows how much it is.
-template <class Tile>
-struct KeysMemory {
-    Tile tiles[2];
-    float q[HEADS][D + 16];  // two heads in different banks
-    int tokens[PART];
-    float tops[WARPS][HEADS];
-};
-
-// CHAINS neighbouring words.
-DEVICE void read_words(float (&v)[CHAINS], const float* p) {
-    const typename Word<4 * CHAINS>::T raw = *reinterpret_cast<const typename Word<4 * CHAINS>::T*>(p);
-    const u32* words = reinterpret_cast<const u32*>(&raw);
-#pragma unroll
-    for (int i = 0; i < CHAINS; i++) v[i] = __uint_as_float(words[i]);
-}
 
 // Plain formats are copied asynchronously as they are; a thread takes the same piece of several tokens.
 template <class Format>
@@ -103,31 +49,19 @@ struct Stage {
     u32 rows[N];  // in 16 bytes
 
     DEVICE Stage(const u8* cached, const int* tokens, int kv_heads, int kv) {
-        at = cached + own_thread() % PIECES * 16;
+        at = cached + threadIdx.x % PIECES * 16;
 #pragma unroll
         for (int i = 0; i < N; i++)
-            rows[i] = (static_cast<u32>(tokens[own_thread() / PIECES + i * EACH]) * kv_heads + kv) * (Format::row(D) / 16);
+            rows[i] = (static_cast<u32>(tokens[threadIdx.x / PIECES + i * EACH]) * kv_heads + kv) * (Format::row(D) / 16);
     }
     DEVICE void fetch(To& to, int slice) {
         const u8* from = at + slice * SLICE * sizeof(Value);
 #pragma unroll
         for (int i = 0; i < N; i++)
-            copy16_of_rows(&to.k[own_thread() / PIECES + i * EACH][own_thread() % PIECES * PIECE], from + rows[i] * 16ull);
+            copy16(&to.k[threadIdx.x / PIECES + i * EACH][threadIdx.x % PIECES * PIECE], from + rows[i] * 16ull);
     }
     DEVICE void land(To&) {}
-    DEVICE static void read(float (&v)[CHAINS], const Value* p) {
-        if (CHAINS == 1) {
-            v[0] = Format::get(*p);
-            return;
-        }
-        const typename Word<CHAINS * sizeof(Value)>::T raw =
-            *reinterpret_cast<const typename Word<CHAINS * sizeof(Value)>::T*>(p);
-        const u32* words = reinterpret_cast<const u32*>(&raw);
-#pragma unroll
-        for (int i = 0; i < CHAINS; i++)
-            v[i] = sizeof(Value) == 4 ? __uint_as_float(words[i % CHAINS])
-                                      : Format::get(static_cast<Value>(words[i / 2] >> i % 2 * 16));
-    }
+    DEVICE static float get(Value v) { return Format::get(v); }
 };
 
 // Codes are fetched to registers and land as float32; a thread takes the whole slice of several tokens.
@@ -144,7 +78,7 @@ struct Stage<Packed<Codes>> {
     DEVICE Stage(const u8* cached, const int* tokens, int kv_heads, int kv) {
 #pragma unroll
         for (int i = 0; i < N; i++)
-            row[i] = cached + (static_cast<long long>(tokens[own_thread() + i * THREADS]) * kv_heads + kv) * Format::row(D);
+            row[i] = cached + (static_cast<long long>(tokens[threadIdx.x + i * THREADS]) * kv_heads + kv) * Format::row(D);
     }
     DEVICE void fetch(To&, int slice) {
 #pragma unroll
@@ -162,18 +96,18 @@ struct Stage<Packed<Codes>> {
             for (int half = 0; half < 2; half++) {
                 float v[8];
                 Codes::template spread<8>(codes[i][half], s, v);
-                float4* p = reinterpret_cast<float4*>(&to.k[own_thread() + i * THREADS][8 * half]);
+                float4* p = reinterpret_cast<float4*>(&to.k[threadIdx.x + i * THREADS][8 * half]);
                 p[0] = make_float4(v[0], v[1], v[2], v[3]), p[1] = make_float4(v[4], v[5], v[6], v[7]);
             }
         }
     }
-    DEVICE static void read(float (&v)[CHAINS], const float* p) { read_words(v, p); }
+    DEVICE static float get(float v) { return v; }
 };
 
 // Scores of the few tokens of a part: a thread a dot.
 DEVICE void few_keys(const float* q, const u8* cached, const int* tokens, int count, int kv_heads, int kv, float* s,
                      int stride, float scale) {
-    for (int e = own_thread(); e < count * HEADS; e += THREADS) {
+    for (int e = threadIdx.x; e < count * HEADS; e += THREADS) {
         const int t = e / HEADS, h = e % HEADS;
         const u8* row = cached + (static_cast<long long>(tokens[t]) * kv_heads + kv) * Keys::row(D);
         float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -187,169 +121,136 @@ DEVICE void few_keys(const float* q, const u8* cached, const int* tokens, int co
     }
 }
 
-// What a lane is: lanes 1 apart differ in the set of heads; where a lane has two chains, lanes 4 apart differ in which; the
-// others differ in the tokens.
-struct Place {
-    int heads, chains, group;
-
-    DEVICE Place() {
-        const int lane = threadIdx.x & 31;
-        heads = HEAD_SETS == 2 ? lane & 1 : 0;
-        chains = CHAINS == 1 ? lane & 3 : CHAINS == 2 ? lane >> 2 & 1 : 0;
-        if (CHAINS == 1) {
-            group = lane >> 2;
-            return;
-        }
-        const int rest = CHAINS == 2 ? lane & 3 | lane >> 3 << 2 : lane;
-        group = HEAD_SETS == 2 ? rest >> 1 : rest;
-    }
-    DEVICE int head(int h) const { return h * HEAD_SETS + heads; }
-    // Sum t of a lane is this one of its warp's tokens: what a lane keeps of an exchange of chains is in the same registers
-    // in every lane.
-    DEVICE int token(int t) const { return group + TOKEN_GROUPS * (t ^ chains); }
-};
-
 // Dots of 64 tokens with all heads by a warp, chains apart.
 struct Dots {
-    float c[TOKENS][OWN_HEADS][CHAINS];
-
-    DEVICE void clear() {
-#pragma unroll
-        for (int t = 0; t < TOKENS; t++)
-#pragma unroll
-            for (int h = 0; h < OWN_HEADS; h++)
-#pragma unroll
-                for (int i = 0; i < CHAINS; i++) c[t][h][i] = 0.0f;
-    }
+    float c[TOKENS][HEADS];
 
     template <class Value>
-    DEVICE void add(const Slices<Value>& tile, const float* q, int first, const Place& place) {
-        const Value* from[EACH_KEPT];
+    DEVICE void add(const Slices<Value>& tile, int first, int chain, int group) {
+        const Value* k[4];
 #pragma unroll
-        for (int t = 0; t < EACH_KEPT; t++) from[t] = &tile.k[first + place.token(t)][CHAINS * place.chains];
+        for (int t = 0; t < 4; t++) k[t] = &tile.k[first + group + 8 * (t ^ chain)][chain];
 #pragma unroll
         for (int x = 0; x < SLICE; x += 4) {
-            float keys[TOKENS][CHAINS], queries[OWN_HEADS][CHAINS];
+            float keys[TOKENS], queries[HEADS];
 #pragma unroll
             for (int t = 0; t < TOKENS; t++)
-                Stage<Keys>::read(keys[t],
-                                  from[t % EACH_KEPT] + t / EACH_KEPT * EACH_KEPT * TOKEN_GROUPS * Slices<Value>::PITCH + x);
+                keys[t] = Stage<Keys>::get(k[t % 4][(t & 4) * 8 * Slices<Value>::PITCH + x]);
 #pragma unroll
-            for (int h = 0; h < OWN_HEADS; h++) read_words(queries[h], q + h * HEAD_SETS * (D + 16) + x);
+            for (int h = 0; h < HEADS; h++) queries[h] = tile.q[h][x + chain];
 #pragma unroll
             for (int t = 0; t < TOKENS; t++)
 #pragma unroll
-                for (int h = 0; h < OWN_HEADS; h++)
-#pragma unroll
-                    for (int i = 0; i < CHAINS; i++) c[t][h][i] = fmaf(queries[h][i], keys[t][i], c[t][h][i]);
+                for (int h = 0; h < HEADS; h++) c[t][h] = fmaf(queries[h], keys[t], c[t][h]);
         }
     }
 
-    // (c0 + c1) + (c2 + c3) in c[t][h][0] of the tokens that a lane keeps.
+    // (c0 + c1) + (c2 + c3). Lane (group, chain) keeps the tokens group + 8 * chain in c[0], and 32 more in c[4].
     DEVICE void join() {
-        if (CHAINS == 1) {
 #pragma unroll
-            for (int apart = 1; apart < 4; apart *= 2)
+        for (int t = 0; t < TOKENS; t += 2)
 #pragma unroll
-                for (int t = 0; t < TOKENS; t += 2 * apart)
+            for (int h = 0; h < HEADS; h++) c[t][h] = c[t][h] + __shfl_xor_sync(ALL, c[t + 1][h], 1);
 #pragma unroll
-                    for (int h = 0; h < OWN_HEADS; h++)
-                        c[t][h][0] = c[t][h][0] + __shfl_xor_sync(ALL, c[(t + apart) % TOKENS][h][0], apart);
-            return;
-        }
+        for (int t = 0; t < TOKENS; t += 4)
 #pragma unroll
-        for (int t = 0; t < TOKENS; t += EACH_KEPT)
-#pragma unroll
-            for (int h = 0; h < OWN_HEADS; h++) {
-                const float mine = c[t][h][0] + c[t][h][1 % CHAINS];
-                if (CHAINS == 4) {
-                    c[t][h][0] = mine + (c[t][h][2 % CHAINS] + c[t][h][3 % CHAINS]);
-                } else {
-                    const float theirs = c[(t + 1) % TOKENS][h][0] + c[(t + 1) % TOKENS][h][1 % CHAINS];
-                    c[t][h][0] = mine + __shfl_xor_sync(ALL, theirs, 4);
-                }
-            }
+            for (int h = 0; h < HEADS; h++) c[t][h] = c[t][h] + __shfl_xor_sync(ALL, c[t + 2][h], 2);
     }
 };
 
-KERNEL void __launch_bounds__(BLOCK, 3 / ROWS_OF_A_BLOCK)
-    qsa_keys_row(ROW_ARGUMENTS, const float* q, const u8* cached, float* s, int stride, float* peaks, int* found, int rows) {
+KERNEL void __launch_bounds__(THREADS, 3)
+    qsa_prompt_keys(ROW_ARGUMENTS, const float* q, const u8* cached, float* s, int stride, float* peaks, int* found) {
     inputs_ready();
     const Args g = ROW;
     typedef Stage<Keys> Staged;
-    extern __shared__ __align__(16) u8 keys_memory[];
-    KeysMemory<typename Staged::To>& m = reinterpret_cast<KeysMemory<typename Staged::To>*>(keys_memory)[row_of_block()];
-    auto& tiles = m.tiles;
-    const int row = blockIdx.z * ROWS_OF_A_BLOCK + row_of_block(), tid = own_thread();
-    if (row >= rows) return;
-    const int chunks = g.heads / g.kv_heads / HEADS, kv = blockIdx.y / chunks;
+    __shared__ __align__(16) typename Staged::To tiles[2];
+    __shared__ int tokens[PART];
+    __shared__ float tops[WARPS][HEADS];
+    const int row = blockIdx.z, tid = threadIdx.x, chunks = g.heads / g.kv_heads / HEADS, kv = blockIdx.y / chunks;
     const Kept kept = g.kept(row);
     const int first = blockIdx.x * PART, count = min(PART, kept.count - first);
     if (count <= 0) return;
     const long long first_head = static_cast<long long>(row) * g.heads + blockIdx.y * HEADS;
     q += first_head * D, s += first_head * stride + first, peaks += first_head * gridDim.x + blockIdx.x;
     for (int t = tid; t < PART; t += THREADS) {
-        m.tokens[t] = g.token(row, kept, first + min(t, count - 1));
-        if (blockIdx.y == 0 && t < count) found[static_cast<long long>(row) * stride + first + t] = m.tokens[t];
+        tokens[t] = g.token(row, kept, first + min(t, count - 1));
+        if (blockIdx.y == 0 && t < count) found[static_cast<long long>(row) * stride + first + t] = tokens[t];
     }
-    row_meets();
+    __syncthreads();
     const float scale = 1.0f / sqrtf(static_cast<float>(D));
     if (count <= FEW_TOKENS) {
-        few_keys(q, cached, m.tokens, count, g.kv_heads, kv, s, stride, scale);
-        row_meets();
+        few_keys(q, cached, tokens, count, g.kv_heads, kv, s, stride, scale);
+        __syncthreads();
         if (tid >= HEADS) return;
         float top = -INFINITE;
         for (int t = 0; t < count; t++) top = fmaxf(top, s[tid * static_cast<long long>(stride) + t]);
         peaks[tid * gridDim.x] = top;
         return;
     }
-    const int warp = tid >> 5;
-    const Place place;
-    Staged stage(cached, m.tokens, g.kv_heads, kv);
-    for (int e = tid; e < HEADS * D / 4; e += THREADS) copy16(&m.q[e / (D / 4)][e % (D / 4) * 4], q + 4 * e);
+    const int lane = tid & 31, warp = tid >> 5, chain = lane & 3, group = lane >> 2;
+    Staged stage(cached, tokens, g.kv_heads, kv);
+    auto fetch = [&](typename Staged::To& to, int slice) {
+        stage.fetch(to, slice);
+        if (tid < HEADS * SLICE / 4) {
+            const int h = tid / (SLICE / 4), x = tid % (SLICE / 4) * 4;
+            copy16(&to.q[h][x], q + h * D + slice * SLICE + x);
+        }
+    };
     Dots dots;
-    dots.clear();
-    stage.fetch(tiles[0], 0);
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++)
+#pragma unroll
+        for (int h = 0; h < HEADS; h++) dots.c[t][h] = 0.0f;
+    fetch(tiles[0], 0);
     copies_commit();
     stage.land(tiles[0]);
-    const float* own_q = &m.q[place.heads][CHAINS * place.chains];
 #pragma unroll 1
     for (int slice = 0, u = 0; slice < D / SLICE; slice++, u ^= 1) {
         copies_wait<0>();
-        row_meets();
+        __syncthreads();
         const bool more = slice + 1 < D / SLICE;
-        if (more) stage.fetch(tiles[u ^ 1], slice + 1);
+        if (more) fetch(tiles[u ^ 1], slice + 1);
         copies_commit();
-        dots.add(tiles[u], own_q + slice * SLICE, warp * 64, place);
+        dots.add(tiles[u], warp * TOKENS * 8, chain, group);
         if (more) stage.land(tiles[u ^ 1]);
     }
     __syncwarp();
     dots.join();
+    const int t0 = warp * TOKENS * 8 + group + 8 * chain, t1 = t0 + 32;
 #pragma unroll
-    for (int h = 0; h < OWN_HEADS; h++) {
-        float* to = s + place.head(h) * static_cast<long long>(stride);
-        float top = -INFINITE;
-#pragma unroll
-        for (int i = 0; i < TOKENS; i += EACH_KEPT) {
-            const int t = warp * 64 + place.token(i);
-            const float a = dots.c[i][h][0] * scale;
-            if (t < count) to[t] = a, top = fmaxf(top, a);
-        }
-#pragma unroll
-        for (int apart = HEAD_SETS; apart < 32; apart *= 2) top = fmaxf(top, __shfl_xor_sync(ALL, top, apart));
-        if ((tid & 31) < HEAD_SETS) m.tops[warp][place.head(h)] = top;
+    for (int h = 0; h < HEADS; h++) {
+        const float a = dots.c[0][h] * scale, b = dots.c[4][h] * scale;
+        float* to = s + h * static_cast<long long>(stride);
+        if (t0 < count) to[t0] = a;
+        if (t1 < count) to[t1] = b;
+        const float top = warp_max(fmaxf(t0 < count ? a : -INFINITE, t1 < count ? b : -INFINITE));
+        if (lane == 0) tops[warp][h] = top;
     }
-    row_meets();
+    __syncthreads();
     if (tid >= HEADS) return;
-    float top = m.tops[0][tid];
+    float top = tops[0][tid];
 #pragma unroll
-    for (int w = 1; w < WARPS; w++) top = fmaxf(top, m.tops[w][tid]);
+    for (int w = 1; w < WARPS; w++) top = fmaxf(top, tops[w][tid]);
     peaks[tid * gridDim.x] = top;
 }
 
 // ----------------------------------------------------------------------------------------------------------- values
 
-constexpr int DIMS = D / 32;  // of a lane
+constexpr int DIMS = D / 32;       // of a lane
+constexpr int AHEAD = 2;           // pairs of tokens that a warp has under way
+constexpr int ROWS_AT_A_TIME = 3;  // of a multiprocessor
+
+// A block is ROWS_OF_A_BLOCK neighbouring rows with THREADS threads each, which never wait for another row: what one has
+// brought to the first cache the next ones find there, as far as they attend to the same tokens.
+constexpr int BLOCK = THREADS * ROWS_OF_A_BLOCK;
+DEVICE int row_of_block() { return ROWS_OF_A_BLOCK == 1 ? 0 : threadIdx.x / THREADS; }
+DEVICE int own_thread() { return ROWS_OF_A_BLOCK == 1 ? threadIdx.x : threadIdx.x % THREADS; }
+DEVICE void row_meets() {
+    if (ROWS_OF_A_BLOCK == 1)
+        __syncthreads();
+    else
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + row_of_block()), "r"(THREADS) : "memory");
+}
 
 struct PartMemory {
     float e[HEADS][PART];  // exponentials of a part, then what its values sum to: HEADS vectors of D
@@ -366,7 +267,6 @@ struct ValuesMemory {
 struct Weighted {
     typedef typename Values::template Raw<DIMS> Raw;
     static constexpr bool AS_IT_IS = sizeof(Raw) == 4 * DIMS;  // float32 stays where it was fetched to
-    static constexpr int AHEAD = VALUES_AHEAD;
     float o[HEADS][DIMS];
 
     DEVICE void add_pair(const float (&a)[DIMS], const float (&b)[DIMS], const PartMemory& m, int t) {
@@ -453,10 +353,10 @@ DEVICE void join_few(Joined& all, float* total, PartMemory& m, const float* s, i
 }
 
 // peaks (rows, heads, parts): the largest score of each head and part; found (rows, stride): which row of all pages holds
-// each kept token. Both of qsa_keys_row.
-KERNEL void __launch_bounds__(BLOCK, VALUES_BLOCKS / ROWS_OF_A_BLOCK)
-    qsa_values_row(ROW_ARGUMENTS, const float* s, int stride, const float* peaks, const int* found, int parts_of_a_row,
-                   const u8* cached, const float* q_gate, float* out, int rows) {
+// each kept token. Both of qsa_prompt_keys.
+KERNEL void __launch_bounds__(BLOCK, ROWS_AT_A_TIME / ROWS_OF_A_BLOCK)
+    qsa_prompt_values(ROW_ARGUMENTS, const float* s, int stride, const float* peaks, const int* found,
+                      int parts_of_a_row, const u8* cached, const float* q_gate, float* out, int rows) {
     inputs_ready();
     const Args g = ROW;
     extern __shared__ __align__(16) u8 values_memory[];

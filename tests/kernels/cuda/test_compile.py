@@ -29,8 +29,7 @@ SPILLS = {
     "lanes_window": "sm_120 only: addresses of 8 activation rows, used once a weight row",
     "qsa_keys": "a few words at the registers that its block leaves, outside the loop over tokens",
     "gdn_inputs": "sm_120 only: two words around a division",
-    "qsa_keys_row": "96 sums and the words of four dims at 168 registers: addresses that are used once a slice",
-    "qsa_values_row": "96 sums and two pairs of values under way at 168 registers: addresses that are used once a pair",
+    "qsa_prompt_values": "96 sums and two pairs of values under way at 168 registers: addresses used once a pair",
     "qsa_score": "a few words at the registers that its block leaves, outside the loop over blocks",
 }
 """Kernels that keep registers in memory, and why they may."""
