@@ -35,7 +35,7 @@ _SERIALIZATION: Final = 6
 WINDOW_SHARED: Final = 50
 """Percent of the first cache that kernels of windows ask for as shared memory; those that need more get more. H200,
 2026-11-29, a window of one row: 4,771 us, 4,860 with 100, 4,899 as the driver thinks; of eight rows no difference."""
-_PROMPTS: Final = re.compile(r"prompt|scan|_tile")
+_PROMPTS: Final = re.compile(r"prompt|scan|thin|_tile")
 """Kernels whose blocks want to be many on a multiprocessor."""
 _CODES: Final = {"i": "i", "u": "I", "f": "f"}
 _WIDE: Final = {"i": "q", "u": "Q", "f": "d"}
@@ -55,6 +55,11 @@ def _driver() -> ctypes.CDLL:
 def overlaps(arch: int, driver: int, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether kernels of this card overlap: `arch` 90 for compute capability 9.0, `driver` 12030 for CUDA 12.3."""
     return arch >= _OVERLAP_ARCH and driver >= _OVERLAP_DRIVER and environ.get(OVERLAP, "").strip() != "0"
+
+
+def of_window(name: str) -> bool:
+    """Whether a kernel of this name asks for WINDOW_SHARED: of a prompt's, fewer blocks would fit a multiprocessor."""
+    return not _PROMPTS.search(name)
 
 
 def _pointer(array: Any) -> int:
@@ -95,7 +100,7 @@ class Kernel:
         self._config = ctypes.create_string_buffer(_CONFIG.size)
         self._arguments: _Arguments | None = None
         self._launch = _driver().cuLaunchKernelEx
-        if not _PROMPTS.search(name):
+        if of_window(name):
             self.prefer_shared(WINDOW_SHARED)
 
     def prefer_shared(self, percent: int) -> None:

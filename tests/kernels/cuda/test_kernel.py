@@ -29,6 +29,15 @@ def variants() -> dict[str, Constants]:
 VARIANTS = variants()
 
 
+def test_kernels_of_prompts_are_not_held_to_half_of_the_shared_memory():
+    prompts = "product_prompt lanes_prompt lanes_thin gdn_scan qsa_prompt_keys qsa_prompt_values qsa_score_tile"
+    texts = " ".join(path.read_text() for path in SOURCES.glob("*.cu"))
+    for name in prompts.split():
+        assert f"{name}(" in texts, "renamed: its new name must say that it is of prompts"
+        assert not kernel.of_window(name)
+    assert kernel.of_window("product_row") and kernel.of_window("qsa_values")
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_no_kernel_reads_what_its_predecessor_has_not_written_yet(name: str):
     ptx = compile_ptx(source_text(name.split()[0], **VARIANTS[name]), 90)
