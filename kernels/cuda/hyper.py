@@ -5,8 +5,7 @@ block is added and the streams are normed for the next block in one pass over th
 
 Cost   two products (C*H x R and back) and, of many rows whose H is a multiple of 128, about five passes over C*H floats
        a row: the normed streams are not written, only their int8; the scratch is 2 * C*H floats for each of at most
-       `rows_at_once` rows. Gates that met the streams at the end of their product were slower (H200, 2026-11-29: some
-       0.85 ms for 8,192 rows instead of 0.36 and 0.29): nothing hid the reads of the streams
+       `rows_at_once` rows
 """
 
 from __future__ import annotations
