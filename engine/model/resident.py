@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -198,13 +199,14 @@ class Resident:
     def _everything(self, chunk: int, logits: int) -> None:
         """Passes that launch every kernel of chunks like this one and of windows."""
         self._largest(chunk, logits)
-        for rows in range(1, WINDOW_ROWS + 1):
-            self.windows.compute(Layout(rows, rows, rows))
-            self.windows.compute(Layout(rows, 1, 1))
+        bounds = {layout.bound for layout in self.layouts(1)}  # attention is another below its budget
+        for rows, bound in product(range(1, WINDOW_ROWS + 1), bounds):
+            self.windows.compute(Layout(rows, rows, rows, 0, bound))
+            self.windows.compute(Layout(rows, 1, 1, 0, bound))
             for segments in (
                 {1, max(1, rows // 2)} if self._verify > 1 else ()
             ):  # a sequence, and slots with a draft each
-                self.windows.compute(Layout(rows, segments, rows, verifies=True))
+                self.windows.compute(Layout(rows, segments, rows, 0, bound, verifies=True))
 
     def _largest(self, chunk: int, logits: int) -> None:
         """The passes that need the most workspace."""
