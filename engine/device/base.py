@@ -139,20 +139,22 @@ class Device(StateMemory, Protocol):
     ) -> Array:
         """`Kernels.linear` of u, with the weights of p, z, b and a, then `Kernels.gdn`."""
 
-    def attend(
+    def attention(
         self,
+        project: Sequence[Weight],
+        u: Array,
         pages: AttentionPages,
         where: tuple[Array, Array, Array],
-        stored: tuple[Array, Array, Array],
-        asked: tuple[Array, Array],
+        heads: tuple[int, int, int],
         norms: Norms,
         rope: Rope,
         budget: int,
         eps: float,
     ) -> Array:
-        """`Kernels.qsa_store`, then `Kernels.qsa_attend`, of the same rows.
+        """`Kernels.linear` of u with the weights of q_gate, k, v, index_q and index_k, then `Kernels.qsa_store` and
+        `Kernels.qsa_attend`.
 
-        where: tables, slots, positions · stored: k, v, index_k · asked: q_gate, index_q
+        where: tables, slots, positions · heads: of queries, of keys, of the indexer
         """
 
     def take(self, x: Array, rows: npt.NDArray[np.int64]) -> Array:

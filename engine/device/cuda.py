@@ -305,18 +305,19 @@ class CudaDevice:
     ) -> Array:
         return self.kernels.delta_net(project, w, u, segments, conv, state, eps)
 
-    def attend(
+    def attention(
         self,
+        project: Sequence[Weight],
+        u: Array,
         pages: AttentionPages,
         where: tuple[Array, Array, Array],
-        stored: tuple[Array, Array, Array],
-        asked: tuple[Array, Array],
+        heads: tuple[int, int, int],
         norms: Norms,
         rope: Rope,
         budget: int,
         eps: float,
     ) -> Array:
-        return self.kernels.qsa(pages, *where, *stored, *asked, norms, rope, budget, eps)
+        return self.kernels.attention(project, u, pages, where, heads, norms, rope, budget, eps)
 
     def take(self, x: Array, rows: npt.NDArray[np.int64]) -> Array:
         if len(rows) and (np.diff(rows) == 1).all():

@@ -136,18 +136,22 @@ class HostDevice(HostMemory):
         p, z, b, a = self.kernels.linear(project, u)
         return self.kernels.gdn(w, p, z, b, a, segments, conv, state, eps)
 
-    def attend(
+    def attention(
         self,
+        project: Sequence[Weight],
+        u: Array,
         pages: AttentionPages,
         where: tuple[Array, Array, Array],
-        stored: tuple[Array, Array, Array],
-        asked: tuple[Array, Array],
+        heads: tuple[int, int, int],
         norms: Norms,
         rope: Rope,
         budget: int,
         eps: float,
     ) -> Array:
-        self.kernels.qsa_store(pages, *where, *stored, norms, rope, eps)
+        q_gate, k, v, index_q, index_k = self.kernels.linear(project, u)
+        kv, n = (len(u), heads[1], -1), len(u)
+        self.kernels.qsa_store(pages, *where, k.reshape(kv), v.reshape(kv), index_k, norms, rope, eps)
+        asked = (q_gate.reshape(n, heads[0], 2, -1), index_q.reshape(n, heads[2], -1))
         return self.kernels.qsa_attend(pages, *where, *asked, norms, rope, budget, eps)
 
     def take(self, x: Array, rows: npt.NDArray[np.int64]) -> Array:

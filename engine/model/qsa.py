@@ -32,11 +32,7 @@ class QsaBlock:
 
     def __call__(self, u: F32, rows: Rows, state: StatePool) -> F32:
         """u (n, H) -> (n, H); the rows' keys, values and index keys are in the pages afterwards."""
-        w, n = self.weights, len(rows)
+        w, heads = self.weights, (self.heads, self.kv_heads, self.index_heads)
         pages, where = state.pages.layers[self.ordinal], (state.pages.kernel_tables, rows.slots, rows.positions)
-        q_gate, k, v, index_q, index_k = self.kernels.linear(w.project, u)
-        kv = (n, self.kv_heads, -1)
-        stored = (k.reshape(kv), v.reshape(kv), index_k)
-        asked = (q_gate.reshape(n, self.heads, 2, -1), index_q.reshape(n, self.index_heads, -1))
-        y = self.device.attend(pages, where, stored, asked, w.norms, self.rope, self.budget, self.eps)
+        y = self.device.attention(w.project, u, pages, where, heads, w.norms, self.rope, self.budget, self.eps)
         return self.kernels.linear(w.out, y)[0]

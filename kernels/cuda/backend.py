@@ -197,6 +197,41 @@ class CudaKernels:
         where, asked = (pages, tables, slots, positions), (q_gate, index_q)
         return qsas.qsa(self.workspace, self._limits, *where, k, v, index_k, *asked, norms, rope, budget, eps)
 
+    def attention(
+        self,
+        project: Sequence[Weight],
+        u: DeviceArray,
+        pages: AttentionPages,
+        where: tuple[DeviceArray, DeviceArray, DeviceArray],
+        heads: tuple[int, int, int],
+        norms: Norms,
+        rope: Rope,
+        budget: int,
+        eps: float,
+    ) -> DeviceArray:
+        """`linear` of u (n, H) with the weights of q_gate, k, v, index_q, index_k, then `qsa`. Where no blocks compete,
+        the indexer's queries are not made, and its keys beside the scores. heads: of queries, keys, the indexer."""
+        n = len(u)
+        for_queries, for_keys, _, for_index, for_index_keys = project
+        shape = (n, heads[1], for_keys.rows // heads[1])
+        defers = for_index_keys.type.is_float and qsas.stores_on_its_way(self._limits, pages, where[0], n, budget)
+        index_k, index_q, beside = None, None, None
+        if defers:
+            q_gate, k, v = self.linear(project[:3], u)
+            index_k, index_q = (self.workspace.array((n, w.rows)) for w in (for_index_keys, for_index))
+            kept = [index_k]
+
+            def beside() -> None:
+                products.linear(self.workspace, [for_index_keys], u, out=kept, early=True)
+        else:
+            q_gate, k, v, index_q, index_k = self.linear(project, u)
+        q_gate = q_gate.reshape(n, heads[0], 2, for_queries.rows // (2 * heads[0]))
+        index_q = index_q.reshape(n, heads[2], for_index.rows // heads[2])
+        rows = (k.reshape(shape), v.reshape(shape), index_k)
+        return qsas.qsa(
+            self.workspace, self._limits, pages, *where, *rows, q_gate, index_q, norms, rope, budget, eps, beside
+        )
+
     def route(self, logits: DeviceArray, used: int) -> tuple[DeviceArray, DeviceArray]:
         """`ops.Kernels.route`."""
         return routes.route(self.workspace, logits, used)

@@ -13,6 +13,7 @@ Cost     a row reads its kept keys and values once for the query heads that shar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -125,7 +126,8 @@ class _Shape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """Rows on the device and what they are computed from. `stored`: k, v, index_k or None; `asked`: q_gate, index_q."""
+    """Rows on the device and what they are computed from. `stored`: k, v, index_k or None; `asked`: q_gate, index_q;
+    `beside`: queues the product that makes index_k, beside a kernel that does not need it."""
 
     pages: AttentionPages
     tables: DeviceArray
@@ -136,6 +138,7 @@ class _Rows:
     norms: Norms
     rope: Rope
     eps: float
+    beside: Callable[[], None] | None = None
 
     def __len__(self) -> int:
         return int(self.slots.shape[0])
@@ -198,10 +201,17 @@ def qsa(
     rope: Rope,
     budget: int,
     eps: float,
+    beside: Callable[[], None] | None = None,
 ) -> DeviceArray:
-    """`qsa_store`, then `qsa_attend`, in a launch less."""
-    rows = _Rows(pages, tables, slots, positions, (k, v, index_k), (q_gate, index_q), norms, rope, eps)
+    """`qsa_store`, then `qsa_attend`, in a launch less. `beside`: index_k is not there, this queues its product; where
+    `stores_on_its_way`."""
+    rows = _Rows(pages, tables, slots, positions, (k, v, index_k), (q_gate, index_q), norms, rope, eps, beside)
     return _attend(workspace, bounds, rows, budget)
+
+
+def stores_on_its_way(bounds: Limits, pages: AttentionPages, tables: DeviceArray, n: int, budget: int) -> bool:
+    """Whether `qsa` of n rows needs no indexer key before the values: a window in which no blocks compete."""
+    return n <= WINDOW_ROWS and not _competing(bounds, pages.r, tables.shape[1], budget)
 
 
 def _check(rows: _Rows) -> _Shape:
@@ -249,13 +259,23 @@ def _check(rows: _Rows) -> _Shape:
     )
 
 
+def _bound(bounds: Limits, pages_of_a_slot: int) -> int:
+    room = pages_of_a_slot * PAGE
+    return room if bounds.bound is None else min(bounds.bound, room)
+
+
+def _competing(bounds: Limits, r: int, pages_of_a_slot: int, budget: int) -> int:
+    """Blocks of a row that compete at most; 0: never more than are kept."""
+    blocks = _bound(bounds, pages_of_a_slot) // r if r else 0
+    return blocks if r and blocks > budget // r else 0
+
+
 def _with_budget(g: _Shape, bounds: Limits, budget: int) -> _Shape:
     """The sizes of a call with what a row can see at most."""
     require(budget >= max(g.r, 1), f"budget must be at least a block of {max(g.r, 1)} tokens, got {budget}")
-    room = g.pages_of_a_slot * PAGE
-    bound = room if bounds.bound is None else min(bounds.bound, room)
+    bound = _bound(bounds, g.pages_of_a_slot)
     picked = budget // g.r if g.r else 0
-    blocks = bound // g.r if g.r and bound // g.r > picked else 0
+    blocks = _competing(bounds, g.r, g.pages_of_a_slot, budget)
     return replace(g, picked=picked, blocks=blocks, kept=min(bound, picked * g.r + g.r - 1) if g.r else bound)
 
 
@@ -323,6 +343,7 @@ def _batch(workspace: Workspace, bounds: Limits, g: _Shape, rows: _Rows, few: bo
     prepares = few and rows.stored is not None and not g.blocks
     q = iq = None
     if not prepares:
+        require(rows.beside is None, "beside: these rows need their indexer keys first")
         q, iq = workspace.array((n, g.heads, g.d)), workspace.array((n, g.index_heads, g.index_dim))
         _prepare(rows, g, rows.stored is not None, (q, iq))
     chosen = _select(workspace, g, few, rows, iq) if g.blocks else None
@@ -334,7 +355,7 @@ def _batch(workspace: Workspace, bounds: Limits, g: _Shape, rows: _Rows, few: bo
     s = workspace.array((n, g.heads, stride))
     if few:
         projected = _projected(rows, g, rows.asked[0]) if prepares else None
-        _attend_few(workspace, bounds, g, n, row, q, projected, s, stride, rows.pages, rows.asked[0], out)
+        _attend_few(workspace, bounds, g, rows, row, q, projected, s, stride, rows.asked[0], out)
     else:
         _attend_many(workspace, g, n, row, q, s, stride, rows.pages, rows.asked[0], out)
 
@@ -377,18 +398,18 @@ def _attend_few(
     workspace: Workspace,
     bounds: Limits,
     g: _Shape,
-    n: int,
+    rows: _Rows,
     row: tuple[Any, ...],
     q: DeviceArray | None,
     projected: np.ndarray | None,
     s: DeviceArray,
     stride: int,
-    pages: AttentionPages,
     q_gate: DeviceArray,
     out: DeviceArray,
 ) -> None:
     """`projected` instead of turned queries: the rows are stored on the way."""
-    prepares = int(projected is not None)
+    n, pages, prepares = len(rows), rows.pages, int(projected is not None)
+    made = _NOTHING if projected is None else projected
     units, threads = g.kv_heads * g.d // _SLICE, (_THREADS,)
     chunks = value_chunks(n, g.group)
     each = -(-g.group // chunks)
@@ -396,12 +417,14 @@ def _attend_few(
     partial = workspace.array((n * chunks * units * g.parts * each * (_SLICE + 2),))
     launch(
         "qsa_window.cu", "qsa_keys", (min(-(-g.kept // _KEPT_AT_ONCE), _MOST_KEY_BLOCKS) + prepares, g.kv_heads, n),
-        threads, *row, q, pages.k, s, I32(stride), _NOTHING if projected is None else projected,
+        threads, *row, q, pages.k, s, I32(stride), made,
         shared=_FLOAT * g.group * g.d + _KEPT_AT_ONCE * (_row_bytes(g.keys, g.d) + 16), **constants,
     )  # fmt: skip
+    if rows.beside is not None:
+        rows.beside()
     launch(
-        "qsa_window.cu", "qsa_values", (g.parts, units, n * chunks), threads,
-        *row, s, I32(stride), pages.v, q_gate, partial, bounds.ended, out, I32(chunks),
+        "qsa_window.cu", "qsa_values", (g.parts + prepares, units, n * chunks), threads,
+        *row, s, I32(stride), pages.v, q_gate, partial, bounds.ended, out, I32(chunks), made,
         shared=ATTENTION_PART * (_FLOAT * each + _slice_bytes(g.values)),
         **constants,
     )  # fmt: skip

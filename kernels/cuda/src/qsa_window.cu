@@ -3,8 +3,9 @@
 // qsa_keys     a block is 32 kept tokens of one row and key head, for all query heads that share it
 // qsa_values   a block is one part and 32 dims of a row's value head, for some of the query heads that share it; the last
 //              block of the parts to end joins them
-// With PREPARES qsa_keys takes rows as they are projected, where no blocks compete (qsa_prepare.cu is for the others): every
-// block turns the queries and the new keys that it wants, and a block more of each row and key head stores what is new.
+// With PREPARES rows come as they are projected, where no blocks compete (qsa_prepare.cu is for the others): every block of
+// qsa_keys turns the queries and the new keys that it wants, and a block more of each row and key head stores what is new; a
+// block more of each row of qsa_values stores its indexer key, which may be made between the two.
 // Constants    KEYS, VALUES as in cache.cuh; HEADS_OF_WARP query heads of a warp of qsa_values at a time; PREPARES
 #include "attend.cuh"
 #include "qsa_store.cuh"
@@ -104,18 +105,13 @@ struct Turned {
     }
 };
 
-// By a block: what a row stores of a key head, and with the first one its indexer key.
-DEVICE void store_row(const Projected& p, const Args& g, int row, int kv, float (*buffers)[VECTOR_MOST]) {
-    const int warp = threadIdx.x >> 5, position = g.positions[row];
-    if (warp == 0) {
-        const long long from = (static_cast<long long>(row) * g.kv_heads + kv) * g.d;
-        const long long to = token_row(g.tables, g.pages_of_a_slot, g.slots[row], position) * g.kv_heads + kv;
-        store_key_and_value(p.k + from, p.v + from, g.d, p.norm_k, p.eps, p.rope(), position,
-                            p.cached_k + to * Keys::row(g.d), p.cached_v + to * Values::row(g.d), buffers[0]);
-    }
-    if (warp == 1 && kv == 0)
-        store_index_key(p.index_k, row, g.tables, g.pages_of_a_slot, g.slots, g.positions, p.raw, p.block, p.norm_index_k,
-                        p.eps, p.rope(), p.index_dim, g.r, buffers[1]);
+// By a warp: what a row stores of a key head.
+DEVICE void store_row(const Projected& p, const Args& g, int row, int kv, float* buffer) {
+    const int position = g.positions[row];
+    const long long from = (static_cast<long long>(row) * g.kv_heads + kv) * g.d;
+    const long long to = token_row(g.tables, g.pages_of_a_slot, g.slots[row], position) * g.kv_heads + kv;
+    store_key_and_value(p.k + from, p.v + from, g.d, p.norm_k, p.eps, p.rope(), position, p.cached_k + to * Keys::row(g.d),
+                        p.cached_v + to * Values::row(g.d), buffer);
 }
 
 // grid (tiles at once, key heads, rows), with PREPARES a tile more
@@ -141,7 +137,7 @@ KERNEL void __launch_bounds__(THREADS)
     };
     if (PREPARES && static_cast<int>(blockIdx.x) == tiles) {
         inputs_ready();
-        store_row(projected, g, row, kv, buffers);
+        if (warp == 0) store_row(projected, g, row, kv, buffers[0]);
         return;
     }
     // Before the kernel that stores this launch's rows ends: keys of earlier ones, unless a list says which.
@@ -315,10 +311,11 @@ DEVICE void join_parts(const Part& g, const float* q_gate, float* out) {
     }
 }
 
-// grid (parts, value heads x slices, rows x chunks): a chunk of the query heads that share a value head
+// grid (parts, value heads x slices, rows x chunks), with PREPARES a part more: a chunk of the query heads that share a value
+// head
 KERNEL void __launch_bounds__(THREADS)
     qsa_values(ROW_ARGUMENTS, const float* s, int stride, const u8* cached, const float* q_gate,
-               float* partial, u32* ended, float* out, int chunks) {
+               float* partial, u32* ended, float* out, int chunks, PARAMETER Projected projected) {
     const Args g = ROW;
     typedef Slice<Values> Tile;
     extern __shared__ __align__(16) float memory[];
@@ -326,6 +323,14 @@ KERNEL void __launch_bounds__(THREADS)
     const int row = blockIdx.z / chunks, chunk = blockIdx.z % chunks, tid = threadIdx.x, part = blockIdx.x;
     const int slices = g.d / 32, kv = blockIdx.y / slices, slice = blockIdx.y % slices, group = g.heads / g.kv_heads;
     const int each = (group + chunks - 1) / chunks, own_heads = min(each, group - chunk * each);
+    const int most_parts = gridDim.x - PREPARES;
+    if (PREPARES && part == most_parts) {
+        inputs_ready();
+        if (blockIdx.y == 0 && chunk == 0 && tid < 32)
+            store_index_key(projected.index_k, row, tables, pages_of_a_slot, slots, positions, projected.raw, projected.block,
+                            projected.norm_index_k, projected.eps, projected.rope(), projected.index_dim, r, memory);
+        return;
+    }
     const Kept kept = g.kept(row);
     const int first = part * PART, count = min(PART, kept.count - first), parts = (kept.count + PART - 1) / PART;
     if (count <= 0) {
@@ -350,7 +355,7 @@ KERNEL void __launch_bounds__(THREADS)
     copy_values(old, count);
     const long long unit = static_cast<long long>(blockIdx.z) * gridDim.y + blockIdx.y;
     const long long first_head = static_cast<long long>(row) * g.heads + kv * group + chunk * each;
-    const Part work = {s + first_head * stride + first, memory, tile, Partial(partial, unit, gridDim.x, each),
+    const Part work = {s + first_head * stride + first, memory, tile, Partial(partial, unit, most_parts, each),
                        first_head, own_heads, each, stride, part, parts, count, slice, g.d};
     part_exponentials(work);
     copies_wait<0>();

@@ -10,7 +10,7 @@ import pytest
 from strata.kernels import cpu
 from strata.kernels.cuda.backend import CudaKernels
 from strata.kernels.formats import Weight
-from strata.kernels.ops import Gdn, Kernels, Moe
+from strata.kernels.ops import AttentionPages, Gdn, Kernels, Moe, Norms, Rope
 
 NAMES = [name for name in vars(Kernels) if not name.startswith("_")]
 
@@ -69,6 +69,36 @@ def test_a_delta_net_that_makes_its_gates_itself_has_the_bits_of_its_products(
     want = cpu.gdn(w, *cpu.linear(project, u), segments, conv, state, 1e-6)
     for got, wanted in zip((y, *map(target.host, arrays[1:])), (want, conv, state), strict=True):
         same_bits(got, wanted)
+
+
+@pytest.mark.parametrize("kind", ["BF16", "Q8_0"])
+@pytest.mark.parametrize(("n", "bound"), [(1, 32), (3, 32), (3, None), (20, None)])
+def test_attention_with_its_products_has_the_bits_of_one_after_the_other(
+    target, same_bits, random_weight, kind, n, bound
+):
+    """The indexer's keys made beside the scores, and before them: blocks compete, weights are no floats, a prompt."""
+    rng, h, heads, kv_heads, d, index_heads, index_d = np.random.default_rng(n), 96, 4, 2, 64, 2, 32
+    f = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    project = [random_weight("Q8_0", rows, h, seed=rows) for rows in (2 * heads * d, kv_heads * d, kv_heads * d)]
+    project += [random_weight(kind, rows, h, seed=rows) for rows in (index_heads * index_d, index_d)]
+    norms, angles = Norms(f(d), f(d), f(index_d), f(index_d)), f(128, 8)
+    rope = Rope(np.cos(angles), np.sin(angles))
+    pages = AttentionPages(f(3, 64, kv_heads, d), f(3, 64, kv_heads, d), f(3, 64, index_d), f(3, 16, index_d))
+    where = np.array([[2, 0]], np.int32), np.zeros(n, np.int32), np.arange(9, 9 + n, dtype=np.int32)
+    u, budget = f(n, h), 32
+    kernels, on_device = CudaKernels(target.workspace(16)), target.put(pages)
+    kernels.bound = bound
+    got = kernels.attention(
+        [target.put(p) for p in project], target.put(u), on_device, tuple(map(target.put, where)),
+        (heads, kv_heads, index_heads), target.put(norms), target.put(rope), budget, 1e-6,
+    )  # fmt: skip
+    q_gate, k, v, index_q, index_k = cpu.linear(project, u)
+    kv = (n, kv_heads, d)
+    cpu.qsa_store(pages, *where, k.reshape(kv), v.reshape(kv), index_k, norms, rope, 1e-6)
+    queries = q_gate.reshape(n, heads, 2, d), index_q.reshape(n, index_heads, index_d)
+    same_bits(target.host(got), cpu.qsa_attend(pages, *where, *queries, norms, rope, budget, 1e-6))
+    for name in ("k", "v", "raw", "block"):
+        same_bits(target.host(getattr(on_device, name)), getattr(pages, name))
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "F16"])

@@ -131,10 +131,15 @@ def test_a_window_that_stores_on_its_way_has_the_bits_of_one_that_stores_first(t
         queries = first.queries(n)
         arrays = [put(a) for a in (first.tables, *where)]
         made = [put(a) for a in (*rows, *queries)]
+        assert qsa.stores_on_its_way(first.limits, first.device, arrays[0], n, shape.budget)
+        given, later = [*made], put(np.full_like(rows[2], np.nan))
+        given[2] = later
         with first.space.scratch():
-            y = target.host(
-                qsa.qsa(first.space, first.limits, first.device, *arrays, *made, *first.fixed, shape.budget, EPS)
-            )
+            y = qsa.qsa(
+                first.space, first.limits, first.device, *arrays, *given, *first.fixed, shape.budget, EPS,
+                beside=lambda later=later, rows=rows: target.update(later, rows[2]),
+            )  # fmt: skip
+            y = target.host(y)
         qsa.qsa_store(second.device, *arrays, *made[:3], *second.fixed, EPS)
         same_bits(y, second.attend(*where, queries))
         for name in ("k", "v", "raw", "block"):
