@@ -27,9 +27,11 @@ SPILLS = {
     "gdn_window": "sm_120 only: a few words of 128 registers, queries and keys of eight tokens that are loaded early",
     "gdn_slots": "a few words at the 80 registers that let three blocks in: addresses, kept over the gates' products",
     "lanes_window": "sm_120 only: addresses of 8 activation rows, used once a weight row",
+    "qsa_values": "sm_120 only: a few words at the 80 registers that its shared memory leaves, once a part",
     "qsa_keys": "a few words at the registers that its block leaves, outside the loop over tokens",
     "gdn_inputs": "sm_120 only: two words around a division",
     "qsa_prompt_values": "96 sums and two pairs of values under way at 168 registers: addresses used once a pair",
+    "route_window": "sm_75 only: two words of 128 registers, 512 threads share the rows",
     "qsa_score": "a few words at the registers that its block leaves, outside the loop over blocks",
 }
 """Kernels that keep registers in memory, and why they may."""
