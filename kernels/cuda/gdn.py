@@ -68,6 +68,13 @@ class Gates:
     a: Weight
     x: DeviceArray
 
+    def check(self, heads: int) -> None:
+        """Raises ValueError unless both are matrices of `heads` rows for x, of one type."""
+        for name, weight in (("gates.b", self.b), ("gates.a", self.a)):
+            wanted = (heads, self.x.shape[-1])
+            fits = weight.shape == wanted and weight.type is self.b.type
+            require(fits, f"{name} must be {wanted} of {self.b.type.name}, got {weight.shape} of {weight.type.name}")
+
     def argument(self) -> np.ndarray:
         return np.array((*(address(array) for array in (self.b.data, self.a.data, self.x)), self.b.cols), GATES)
 
@@ -122,79 +129,155 @@ def gdn(
     `ended`: uint32 zeros, and zeros again afterwards; with one for every segment and key head, a window of many
     sequences is one launch. `gates`: instead of b and a, where `takes_gates`.
     """
-    asked: dict[str, tuple[Any, str, Any]] = {"b": (b, "n V", F32), "a": (a, "n V", F32)}
-    if gates is not None:
-        asked = {"x": (gates.x, f"n {gates.b.cols}", F32)}
-        for name, weight in (("gates.b", gates.b), ("gates.a", gates.a)):
-            wanted = (len(w.a), gates.x.shape[-1])
-            fits = weight.shape == wanted and weight.type is gates.b.type
-            require(fits, f"{name} must be {wanted} of {gates.b.type.name}, got {weight.shape} of {weight.type.name}")
-    size = check(
-        w_a=(w.a, "V", F32),
-        w_dt=(w.dt, "V", F32),
-        w_norm=(w.norm, "D", F32),
-        p=(p, "n channels", F32),
-        w_conv=(w.conv, "channels kernel", F32),
-        z=(z, "n V*D", F32),
-        **asked,
-        segments=(segments, "s 3", I32),
-        conv=(conv, "slots kept channels", F32),
-        state=(state, "slots V D D", F32),
-    )
-    n, heads, d, channels, kernel = (size[name] for name in ("n", "V", "D", "channels", "kernel"))
-    key_heads, rest = divmod(channels - heads * d, 2 * d)
-    require(d in HEAD_SIZES, f"D must be one of {HEAD_SIZES}, got {d}")
-    require(
-        not rest and key_heads >= 1 and heads % key_heads == 0,
-        f"p must have 2*K*D + V*D channels with V a multiple of K, got {channels} for V = {heads}, D = {d}",
-    )
-    require(2 <= kernel <= MOST_TAPS, f"w.conv must have 2 to {MOST_TAPS} taps, got {kernel}")
-    require(size["kept"] == kernel - 1, f"conv must keep {kernel - 1} inputs, got {conv.shape}")
-    y = workspace.array((n, heads * d))
-    if not n:
+    job = _Job.of(w, p, z, b, a, segments, conv, state, gates)
+    y = workspace.array((job.n, job.heads * job.d))
+    if not job.n:
         return y
-    sizes, weights = (I32(key_heads), I32(heads)), (w.conv, conv, b, a, w.a, w.dt)
-    constants = {"HEAD_SIZE": d, "TAPS": kernel}
-    grid, block = (d // COLUMNS, heads, size["s"]), (_SCAN_THREADS,)
-    tokens = _FEW if n == size["s"] else _MANY
-    window = n <= WINDOW_ROWS
-    left = forms.leave(workspace, y) if window else forms.NOTHING
+    left = forms.leave(workspace, y) if job.is_window else forms.NOTHING
     with workspace.scratch():
-        o = workspace.array((n, heads * d))
-        whole = ended is not None and ended.size >= size["s"] * key_heads
-        columns = slots_columns(cards.card(), size["s"], heads, d, tokens, whole) if window else 0
+        o = workspace.array((job.n, job.heads * job.d))
+        whole = ended is not None and ended.size >= job.segments * job.key_heads
+        columns = job.slots_columns(whole)
         if columns:
-            output = np.array((*map(address, (z, w.norm, y, ended)), left, n, eps), OUTPUT)
-            more = {} if gates is None else gates.constants()
-            products = NO_GATES if gates is None else gates.argument()
-            launch(
-                "gdn_slots.cu", "gdn_slots", (d // columns, heads, size["s"]), (_GROUPS * columns // 4,),
-                p, *weights, state, segments, o, *sizes, output, products, shared=slots_bytes(columns, d, tokens),
-                TOKENS=tokens, COLUMNS=columns, BULK=int(cards.card().arch >= BULK_ARCH),
-                IN_REGISTERS=int(in_registers(size["s"])), **constants, **more,
-            )  # fmt: skip
-            if columns == d:
+            output = np.array((*map(address, (z, w.norm, y, ended)), left, job.n, eps), OUTPUT)
+            job.of_slots(o, columns, output)
+            if columns == job.d:
                 return y
         elif gates is not None:
             raise ValueError("gates: this window takes b and a")
-        elif window:
-            launch(
-                "gdn_window.cu", "gdn_window", grid, block, p, *weights, state, segments, o, *sizes,
-                TOKENS=tokens, **constants,
-            )  # fmt: skip
+        elif job.is_window:
+            job.of_window(o)
         else:
-            c, decay, beta = workspace.array((n, channels)), workspace.array((n, heads)), workspace.array((n, heads))
-            launch(
-                "gdn_inputs.cu", "gdn_inputs", (-(-(2 * key_heads + heads) // _WARPS), -(-n // _RUN)), (32 * _WARPS,),
-                p, *weights, segments, c, decay, beta, *sizes, I32(n), **constants,
-            )  # fmt: skip
-            launch(
-                "gdn_scan.cu", "gdn_scan", grid, block,
-                c, decay, beta, p, conv, state, segments, o, *sizes, **constants,
-            )  # fmt: skip
-        moved = (p, conv, segments) if window else (None, None, None)
-        launch(
-            _SOURCE, "gdn_output", (-(-n * heads // _WARPS),), (32 * _WARPS,),
-            o, z, w.norm, y, *moved, left, I32(n), *sizes, F32(eps), **constants,
-        )  # fmt: skip
+            job.of_prompt(workspace, o)
+        job.output(o, y, left, eps)
     return y
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """Checked arguments of `gdn`, and its launches. `arrays`: p, z, segments, conv, state; `weights`: as the kernels
+    take them, with b and a."""
+
+    w: Gdn
+    arrays: tuple[DeviceArray, ...]
+    weights: tuple[DeviceArray | None, ...]
+    gates: Gates | None
+    n: int
+    segments: int
+    heads: int
+    key_heads: int
+    d: int
+    taps: int
+    channels: int
+
+    @classmethod
+    def of(
+        cls,
+        w: Gdn,
+        p: DeviceArray,
+        z: DeviceArray,
+        b: DeviceArray | None,
+        a: DeviceArray | None,
+        segments: DeviceArray,
+        conv: DeviceArray,
+        state: DeviceArray,
+        gates: Gates | None,
+    ) -> _Job:
+        """Raises ValueError for what does not fit the contract."""
+        asked: dict[str, tuple[Any, str, Any]] = {"b": (b, "n V", F32), "a": (a, "n V", F32)}
+        if gates is not None:
+            asked = {"x": (gates.x, f"n {gates.b.cols}", F32)}
+            gates.check(len(w.a))
+        size = check(
+            w_a=(w.a, "V", F32),
+            w_dt=(w.dt, "V", F32),
+            w_norm=(w.norm, "D", F32),
+            p=(p, "n channels", F32),
+            w_conv=(w.conv, "channels kernel", F32),
+            z=(z, "n V*D", F32),
+            **asked,
+            segments=(segments, "s 3", I32),
+            conv=(conv, "slots kept channels", F32),
+            state=(state, "slots V D D", F32),
+        )
+        n, heads, d, channels, taps = (size[name] for name in ("n", "V", "D", "channels", "kernel"))
+        key_heads, rest = divmod(channels - heads * d, 2 * d)
+        require(d in HEAD_SIZES, f"D must be one of {HEAD_SIZES}, got {d}")
+        require(
+            not rest and key_heads >= 1 and heads % key_heads == 0,
+            f"p must have 2*K*D + V*D channels with V a multiple of K, got {channels} for V = {heads}, D = {d}",
+        )
+        require(2 <= taps <= MOST_TAPS, f"w.conv must have 2 to {MOST_TAPS} taps, got {taps}")
+        require(size["kept"] == taps - 1, f"conv must keep {taps - 1} inputs, got {conv.shape}")
+        weights = (w.conv, conv, b, a, w.a, w.dt)
+        return cls(w, (p, z, segments, conv, state), weights, gates, n, size["s"], heads, key_heads, d, taps, channels)
+
+    @property
+    def is_window(self) -> bool:
+        return self.n <= WINDOW_ROWS
+
+    @property
+    def tokens(self) -> int:
+        """Of a segment of a window, at most."""
+        return _FEW if self.n == self.segments else _MANY
+
+    @property
+    def _constants(self) -> dict[str, Any]:
+        return {"HEAD_SIZE": self.d, "TAPS": self.taps}
+
+    @property
+    def _heads(self) -> tuple[Any, Any]:
+        return I32(self.key_heads), I32(self.heads)
+
+    def slots_columns(self, whole: bool) -> int:
+        """`slots_columns` of this call: 0 for a prompt."""
+        if not self.is_window:
+            return 0
+        return slots_columns(cards.card(), self.segments, self.heads, self.d, self.tokens, whole)
+
+    def of_slots(self, o: DeviceArray, columns: int, output: np.ndarray) -> None:
+        """The delta rule a block for some columns of a head; whole heads go on to the output."""
+        p, _, segments, _, state = self.arrays
+        more = {} if self.gates is None else self.gates.constants()
+        products = NO_GATES if self.gates is None else self.gates.argument()
+        launch(
+            "gdn_slots.cu", "gdn_slots", (self.d // columns, self.heads, self.segments), (_GROUPS * columns // 4,),
+            p, *self.weights, state, segments, o, *self._heads, output, products,
+            shared=slots_bytes(columns, self.d, self.tokens), TOKENS=self.tokens, COLUMNS=columns,
+            BULK=int(cards.card().arch >= BULK_ARCH), IN_REGISTERS=int(in_registers(self.segments)),
+            **self._constants, **more,
+        )  # fmt: skip
+
+    @property
+    def _scan_grid(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (self.d // COLUMNS, self.heads, self.segments), (_SCAN_THREADS,)
+
+    def of_window(self, o: DeviceArray) -> None:
+        p, _, segments, _, state = self.arrays
+        launch(
+            "gdn_window.cu", "gdn_window", *self._scan_grid, p, *self.weights, state, segments, o, *self._heads,
+            TOKENS=self.tokens, **self._constants,
+        )  # fmt: skip
+
+    def of_prompt(self, workspace: Workspace, o: DeviceArray) -> None:
+        p, _, segments, conv, state = self.arrays
+        c = workspace.array((self.n, self.channels))
+        decay, beta = workspace.array((self.n, self.heads)), workspace.array((self.n, self.heads))
+        units = -(-(2 * self.key_heads + self.heads) // _WARPS)
+        launch(
+            "gdn_inputs.cu", "gdn_inputs", (units, -(-self.n // _RUN)), (32 * _WARPS,),
+            p, *self.weights, segments, c, decay, beta, *self._heads, I32(self.n), **self._constants,
+        )  # fmt: skip
+        launch(
+            "gdn_scan.cu", "gdn_scan", *self._scan_grid,
+            c, decay, beta, p, conv, state, segments, o, *self._heads, **self._constants,
+        )  # fmt: skip
+
+    def output(self, o: DeviceArray, y: DeviceArray, left: np.ndarray, eps: float) -> None:
+        """The gated norm; of a window also the inputs that the convolution keeps."""
+        p, z, segments, conv, _ = self.arrays
+        moved = (p, conv, segments) if self.is_window else (None, None, None)
+        launch(
+            _SOURCE, "gdn_output", (-(-self.n * self.heads // _WARPS),), (32 * _WARPS,),
+            o, z, self.w.norm, y, *moved, left, I32(self.n), *self._heads, F32(eps), **self._constants,
+        )  # fmt: skip
