@@ -21,7 +21,10 @@ from strata.engine.device.arena import MIB
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.device.driver import Array, Driver
 from strata.engine.draft.accept import n_kept
+from strata.engine.experts.plan import Asked
 from strata.engine.flags import AUTO_BESIDE
+from strata.engine.memory.command import profile_of
+from strata.engine.memory.plan import reserve_of
 from strata.engine.model import Rows
 from strata.engine.model.card_drafter import CardDrafts
 from strata.engine.model.resident import AUTO_CHUNKS, WINDOW_ROWS, Resident
@@ -156,6 +159,7 @@ class CudaRunner:
                     options.draft_slots,
                     options.draft_context,
                 ),
+                experts=Asked(options.expert_cache, profile_of(pack, options), *reserve_of(options), chunk),
             )
         except DeviceError as error:
             raise Refused(f"--device cuda: {error}") from None
@@ -183,11 +187,11 @@ class CudaRunner:
 
     def info(self) -> dict[str, InfoValue]:
         """What INFO says of the card."""
-        spec, experts = self._model.spec, self._resident.expert_bytes // MIB
+        slots, experts = self._resident.experts_in_vram, self._resident.expert_bytes // MIB
         return {
             "vram_free_mib": self._device.memory().free // MIB,
-            "expert_slots": spec.layers * spec.experts,
-            "expert_slots_primary": spec.layers * spec.experts,
+            "expert_slots": slots,
+            "expert_slots_primary": slots,
             "expert_cache_mib": experts,
             "expert_cache_primary_mib": experts,
             "window_rows": WINDOW_ROWS,

@@ -112,8 +112,7 @@ _WORKING: Final = (
         "--device host or cuda",
         "host",
         one_of("host", "cuda"),
-        "where the model is computed; cuda: the first card that CUDA_VISIBLE_DEVICES shows, with all weights in its "
-        "memory. Never changes the text",
+        "where the model is computed; cuda: the first card that CUDA_VISIBLE_DEVICES shows. Never changes the text",
     ),
     _works(
         MACHINE,
@@ -143,6 +142,29 @@ _WORKING: Final = (
         "all usable cores",
         whole(1, MAX_THREADS),
         f"threads of the host kernels, 1 to {MAX_THREADS}",
+    ),
+    _works(
+        CACHE,
+        "--vram-reserve-mib N or auto",
+        "auto",
+        reserve(MAX_VRAM_MIB),
+        "VRAM that planning leaves free where not all experts lie there; auto: 700 MiB, and less, down to 300, where a "
+        "prompt could not be read",
+    ),
+    _works(
+        CACHE,
+        "--expert-cache N or auto",
+        "auto",
+        auto_or(whole(0, MAX_EXPERTS)),
+        "experts kept in VRAM: the bytes of N of the largest; auto: as many as there is room for. The others lie in "
+        "page-locked RAM, which the card reads. Never changes the text",
+    ),
+    _works(
+        CACHE,
+        "--expert-profile FILE",
+        "none",
+        file,
+        "hot experts in order: the first ones lie in VRAM. none: the same share of every layer",
     ),
     _works(
         KEEP,
@@ -299,9 +321,10 @@ _WORKING: Final = (
 )
 
 _WHOLE = "keys and values of the whole context have their place from the start"
-_NO_CARD = "all weights lie in one memory, that of the host or that of the card"
+_ONE_CARD = "one device computes the model, with one cache of experts of a fixed size"
+_OWN_BUFFERS = "the buffers of prompts have a place of their own in this engine"
 _NO_TIER = "experts do not move between tiers in this engine"
-_MAPPED = "the host reads the experts from the mapped file, a card has them all in its memory"
+_MAPPED = "the host reads the experts from the mapped file; those that a card does not hold lie in page-locked RAM"
 _POOL = "the host kernels have one pool of threads; use --threads"
 _ONE_LAYER = "the draft layer is used as its file has it"
 _NO_CHAIN = "the text is looked up once a window; use --suffix-draft"
@@ -310,7 +333,7 @@ _NO_CHAIN = "the text is looked up once a window; use --suffix-draft"
 _NOT_YET: Final[tuple[tuple[str, str, str], ...]] = (
     (PROMPTS, _WHOLE, """
         --kv-grow | off | pools of keys and values grow in steps"""),
-    (CACHE, _NO_CARD, """
+    (CACHE, _ONE_CARD, """
         --vram-reserve-later-mib N | as the first | the same for later stages
         --expert-cache-device1, --expert-cache-device2, --expert-cache-device3 N or auto | off | caches on more cards
         --expert-cache-per-layer N | off | a fixed number of slots per layer
@@ -385,31 +408,14 @@ _PLANNED: Final = (
         whole(0, MAX_CONTEXT),
         "keys and values kept in VRAM, in tokens; the rest streams from page-locked RAM. 0: all",
     ),
-    _planned(
-        CACHE,
-        _NO_CARD,
-        "--vram-reserve-mib N or auto",
-        "auto",
-        reserve(MAX_VRAM_MIB),
-        "VRAM that planning leaves free; auto: 700 MiB, and less, down to 300, where a prompt could not be read",
-    ),
-    _planned(
-        CACHE,
-        _NO_CARD,
-        "--expert-cache N or auto",
-        "auto",
-        auto_or(whole(0, MAX_EXPERTS)),
-        "experts kept in VRAM: the bytes of N of the largest; auto: as many as there is room for",
-    ),
-    _planned(CACHE, _NO_CARD, "--expert-profile FILE", "none", file, "hot experts in order"),
     _planned(RAM, _MAPPED, "--resident-experts", "off", switch, "copies in RAM of the experts that VRAM does not hold"),
     _planned(RAM, _MAPPED, "--resident-cpu-experts", "off", switch, "the same, and all of them must fit"),
     _planned(RAM, _MAPPED, "--resident-budget-gib N", "0", whole(0, MAX_GIB), "RAM for these copies; 0: what is free"),
     _planned(RAM, _MAPPED, "--mmap-experts", "off", switch, "experts from the mapped file, which the system keeps"),
-    _planned(READ, _NO_CARD, "--no-prefill-borrow", "off", switch, "prompt buffers never take cache slots"),
+    _planned(READ, _OWN_BUFFERS, "--no-prefill-borrow", "off", switch, "prompt buffers never take cache slots"),
     _planned(
         READ,
-        _NO_CARD,
+        _OWN_BUFFERS,
         "--prefill-head-alias",
         "off",
         switch,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from strata.engine.pack import ModelSpec
 
 REFUSED_EXIT = 2
+
+
+_FOR_A_CARD: Final = (("--vram-limit-mib", "0"), ("--ple-io", "auto"))
+"""Options that the host does not have, and the values that ask for nothing."""
+_FOR_A_CACHE: Final = (("--vram-reserve-mib", "auto"), ("--expert-cache", "auto"), ("--expert-profile", "none"))
+"""The same; a plan takes them for any device."""
 
 
 class Refused(Exception):
@@ -198,7 +204,7 @@ def _device_refusal(last: Mapping[str, str | None]) -> str | None:
     kv = last.get("--kv", "fp32")
     if kv != "fp32":
         return f"--kv {kv}: the host keeps keys and values in float32; leave it out, or use --device cuda"
-    for name, plain in (("--vram-limit-mib", "0"), ("--ple-io", "auto")):
+    for name, plain in (*_FOR_A_CARD, *(() if "--plan" in last else _FOR_A_CACHE)):
         if last.get(name, plain) != plain:
             return f"{name}: there is no card on the host; leave it out, or use --device cuda"
     return None

@@ -94,6 +94,9 @@ class Device(StateMemory, Protocol):
     def weight(self, w: Weight) -> Weight:
         """A matrix where kernels read it, for good."""
 
+    def experts(self, layer: int, stacks: Sequence[Weight]) -> Sequence[Weight]:
+        """Gate, up and down of a layer's experts, called for one layer after the other."""
+
     def table(self, w: Weight) -> Weight:
         """A large matrix of which a token reads a few rows."""
 

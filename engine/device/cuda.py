@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,13 @@ class DeviceMirror:
         self._staging.upload(self.array, self.host)
 
 
+class Tiers(Protocol):
+    """Where experts lie that do not all fit."""
+
+    def bind(self, layer: int, stacks: Sequence[Weight]) -> Sequence[Weight]: ...
+    def loaded(self) -> None: ...
+
+
 class CudaDevice:
     """The card in use. `driver`: tests put one without hardware here."""
 
@@ -97,6 +104,7 @@ class CudaDevice:
         self._tape: Workspace | None = None
         self.workspace_bytes = 0
         self.table_in_ram = False
+        self.tiers: Tiers | None = None
         ints = MAX_ROWS * _ROW_INTS
         self._rows = self._take(4 * ints, "rows").view(np.int32)
         self._staging = Staging(self.driver, 4 * ints)
@@ -160,6 +168,10 @@ class CudaDevice:
     def weight(self, w: Weight) -> Weight:
         return Weight(w.type, w.shape, self._promised(w.data))
 
+    def experts(self, layer: int, stacks: Sequence[Weight]) -> Sequence[Weight]:
+        """In the weights' arena, or where `tiers` puts them."""
+        return [self.weight(w) for w in stacks] if self.tiers is None else self.tiers.bind(layer, stacks)
+
     def table(self, w: Weight) -> Weight:
         """The table in the weights' arena, or in page-locked RAM that the card reads over PCIe."""
         if not self.table_in_ram:
@@ -167,6 +179,10 @@ class CudaDevice:
         host = self.driver.pinned(w.data.nbytes)
         self._copies.append(Copy(flat(w.data), host, host=True))
         return Weight(w.type, w.shape, self.driver.mapped(host).reshape(w.data.shape))
+
+    def promise(self, copy: Copy) -> None:
+        """Bring these bytes with the weights."""
+        self._copies.append(copy)
 
     def _promised(self, source: npt.NDArray[Any]) -> Array:
         target = self._arenas["weights"].array(source.shape, source.dtype)
@@ -185,6 +201,8 @@ class CudaDevice:
         if self._loading is not None:
             self._loading.wait()
         self._loading = None
+        if self.tiers is not None:
+            self.tiers.loaded()
 
     def close(self) -> None:
         """Stop what runs beside the caller: after a failed start."""
@@ -194,11 +212,12 @@ class CudaDevice:
 
     # ----------------------------------------------------------------------------------------------------- workspace
 
-    def fit(self, runs: Callable[[], None], reserve: int) -> bool:
+    def fit(self, runs: Callable[[], None], reserve: int, share: float = 0.5) -> bool:
         """Take a workspace of just what `runs`, forward passes of the largest shapes, need; False: there is no room.
 
         They happen here in what memory there is but `reserve`, at most MOST_WORKSPACE, on contents that mean nothing:
-        both halves lie in the same bytes. Arrays of passes before become invalid.
+        the parts of blocks that take turns lie in the same bytes. Arrays of passes before become invalid. share: of
+        these bytes, for what lives for a whole pass.
         """
         self._use([])
         self.account.give(self.workspace_bytes)
@@ -207,7 +226,8 @@ class CudaDevice:
         if room <= 0:
             return False
         memory = self._take(room, "the workspace")
-        self._use([memory[: room // 2], memory[room // 2 :], memory[room // 2 :]])
+        edge = int(room * share) // ALIGNMENT * ALIGNMENT
+        self._use([memory[:edge], memory[edge:], memory[edge:]])
         del memory
         try:
             runs()

@@ -91,6 +91,9 @@ class Driver(Protocol):
     def uploader(self) -> Uploader:
         """A stream of its own for bulk copies, for the calling thread."""
 
+    def wait_for(self, event: Event) -> None:
+        """What is queued from now on comes behind an uploader's event, as it was last recorded. The host goes on."""
+
     def synchronize(self) -> None:
         """Until all queued work is done. Raises DeviceError when some of it failed."""
 
@@ -103,6 +106,9 @@ class Uploader(Protocol):
 
     def upload(self, target: Array, source: npt.NDArray[Any]) -> None: ...
     def event(self) -> Event: ...
+    def wait_for(self, event: Event) -> None:
+        """What is queued here from now on comes behind an event of the driver's, as it was last recorded."""
+
     def finish(self) -> None: ...
 
 
@@ -209,6 +215,9 @@ class CupyDriver:
         self._device.use()  # the current device belongs to a thread
         return _CupyUploader(self._cp)
 
+    def wait_for(self, event: Event) -> None:
+        _order(self._stream, event)
+
     def synchronize(self) -> None:
         try:
             self._stream.synchronize()
@@ -227,16 +236,16 @@ class _CupyEvent:
     """Waiting spins: it returns some microseconds after the card is done."""
 
     def __init__(self, cp: Any, stream: Any) -> None:
-        self._event = cp.cuda.Event(disable_timing=True)
+        self.event = cp.cuda.Event(disable_timing=True)
         self._stream = stream
         self._error = cp.cuda.runtime.CUDARuntimeError
 
     def record(self) -> None:
-        self._event.record(self._stream)
+        self.event.record(self._stream)
 
     def wait(self) -> None:
         try:
-            self._event.synchronize()
+            self.event.synchronize()
         except self._error as error:
             raise DeviceError(f"work on the card failed: {error}") from error
 
@@ -261,8 +270,17 @@ class _CupyUploader:
     def event(self) -> Event:
         return _CupyEvent(self._cp, self._stream)
 
+    def wait_for(self, event: Event) -> None:
+        _order(self._stream, event)
+
     def finish(self) -> None:
         self._stream.synchronize()
+
+
+def _order(stream: Any, event: Event) -> None:
+    if not isinstance(event, _CupyEvent):
+        raise TypeError(f"an event of another driver: {event}")
+    stream.wait_event(event.event)
 
 
 def _copy(runtime: Any, to: int, source: int, target: Any, given: Any, stream: int) -> None:

@@ -7,6 +7,7 @@ Units    bytes, alignment included
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,16 @@ from strata.kernels.formats import Weight
 
 
 class Meter(HostDevice):
-    """`weights`, of these `experts`, and `table_bytes`: what was bound; `state`: `zeros` and `mirror` together."""
+    """`weights` and `table_bytes`: what was bound; `state`: `zeros` and `mirror` together.
+
+    stacks         of the weights, those of the layers' experts · expert_sizes: of an expert's gate, up and down a layer
+    """
 
     def __init__(self, sides: int) -> None:
         super().__init__("reference")
         self.sides = sides
-        self.weights = self.experts = self.table_bytes = self.state = 0
+        self.weights = self.stacks = self.table_bytes = self.state = 0
+        self.expert_sizes: list[tuple[int, int, int]] = []
 
     def put(self, array: npt.NDArray[Any]) -> Array:
         self.weights += padded(array.nbytes)
@@ -32,8 +37,13 @@ class Meter(HostDevice):
 
     def weight(self, w: Weight) -> Weight:
         self.weights += padded(w.data.nbytes)
-        self.experts += w.data.nbytes if len(w.shape) == 3 else 0
         return w
+
+    def experts(self, layer: int, stacks: Sequence[Weight]) -> Sequence[Weight]:
+        each = [w.data.nbytes // w.experts for w in stacks]
+        self.expert_sizes.append((each[0], each[1], each[2]))
+        self.stacks += sum(padded(w.data.nbytes) for w in stacks)
+        return [self.weight(w) for w in stacks]
 
     def table(self, w: Weight) -> Weight:
         self.table_bytes += padded(w.data.nbytes)

@@ -69,7 +69,7 @@ def gather(pack: Pack, options: Options) -> Figures:
         draft_in_slots=options.batch_mtp,
         mtp=options.mtp is not None,
         tape=tape_bytes(pack.spec, WINDOW_ROWS, ALIGNMENT) if options.spec > 1 else 0,
-        profile=_profile(pack, options),
+        profile=profile_of(pack, options),
     )
 
 
@@ -81,7 +81,8 @@ def _draft(pack: Pack, options: Options) -> tuple[int, int]:
     return draft_bytes(found), draft_slot_bytes(pack.spec, found.spec, options.kv, options.draft_context)
 
 
-def _profile(pack: Pack, options: Options) -> tuple[tuple[int, int], ...] | None:
+def profile_of(pack: Pack, options: Options) -> tuple[tuple[int, int], ...] | None:
+    """The pairs of `--expert-profile`, hottest first; None without one."""
     if options.expert_profile == "none":
         return None
     try:

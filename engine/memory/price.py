@@ -89,12 +89,12 @@ class Price:
 
     def __init__(self, shape: PromptShape) -> None:
         self._shape = shape
-        self._chunk = lru_cache(maxsize=None)(self._count)
+        self._chunk = lru_cache(maxsize=None)(self.parts)
 
     def __call__(self, chunk: int) -> int:
         """For passes of up to `chunk` rows; what windows take is in it."""
         steps = [chunk] if chunk <= GRID else [*range(GRID, chunk, GRID), chunk]
-        return max(self.windows, *(self._chunk(n) for n in steps))
+        return max(self.windows, *(sum(self._chunk(n)) for n in steps))
 
     @cached_property
     def windows(self) -> int:
@@ -107,7 +107,8 @@ class Price:
         experts = n * (g.experts_used + 4) * (g.hidden + 2 * g.expert_width) * _FLOAT
         return padded(logits + streams + experts) + mixers.peak + (1 << 20)
 
-    def _count(self, n: int) -> int:
+    def parts(self, n: int) -> tuple[int, int, int]:
+        """Of a pass of n rows: what lives for all of it, what a layer's mixer takes, what its experts take."""
         whole, mixers, experts = Tally(), Tally(), Tally()
         _ends(whole, self._shape, n)
         for part in (_delta_net, _attention, _ngrams):
@@ -117,7 +118,7 @@ class Price:
             with experts.scratch():
                 _hyper(experts, self._shape, n)
                 _experts(experts, self._shape, n, kinds)
-        return whole.peak + mixers.peak + experts.peak
+        return whole.peak, mixers.peak, experts.peak
 
 
 def _quantized(t: Tally, n: int, cols: int, kinds: frozenset[TensorType]) -> None:

@@ -153,7 +153,7 @@ def _bind_layers(pack: Pack, device: Device, rope: Rope) -> list[Layer]:
                 hc_attn=bind.hyper("hc_attn"),
                 mixer=mixer,
                 hc_ffn=bind.hyper("hc_ffn"),
-                moe=bind.moe(),
+                moe=bind.moe(i),
                 experts_used=spec.experts_used,
                 eps=spec.eps,
             )

@@ -1,10 +1,11 @@
-"""A model with everything in one card's memory: weights, state, windows, a workspace, in this order.
+"""A model on one card: weights, state, windows, a workspace, in this order. Experts that do not fit lie in RAM.
 
     resident = Resident(pack, device, max_context=32768, n_slots=1)
     resident.model.forward(...)   resident.windows.start(...)
 
 Memory   arenas of just what the model and its state take; the n-gram table in VRAM, or in RAM that the card reads; the
-         workspace of the largest prompt chunk that fits
+         workspace of the largest prompt chunk that fits. Where experts may lie in RAM and not everything fits, or fewer
+         of them are wanted in VRAM, engine/experts has them
 Errors   DeviceError with the flag that helps
 Cost     weights come at the speed of a few threads, while the passes that measure the workspace compile the kernels
 """
@@ -20,8 +21,12 @@ import numpy as np
 
 from strata.engine.device.arena import ALIGNMENT, MIB, shown
 from strata.engine.device.cuda import CudaDevice
+from strata.engine.device.host import ram
 from strata.engine.device.meter import Meter
 from strata.engine.draft.book import DraftBook
+from strata.engine.experts.plan import Asked
+from strata.engine.experts.store import STREAM_MIN, ExpertStore
+from strata.engine.experts.tiering import Tiering, require_ram
 from strata.engine.log import log
 from strata.engine.model.card_drafter import CardDrafter, CardDrafts
 from strata.engine.model.draft import DRAFT_ROWS, DraftLayer
@@ -47,14 +52,15 @@ AUTO_CHUNKS: Final = (8192, 4096, 2048, 1024, 512, 256, 128, 64, 32)
 
 
 class Resident:
-    """`model`, `state` and `windows` on `device`; `chunk`: most rows of a pass; `expert_bytes`: of all experts;
-    `drafter`: the draft layer, None without one.
+    """`model`, `state` and `windows` on `device`; `chunk`: most rows of a pass; `experts_in_vram`, `expert_bytes`: how
+    many and what they take there; `drafter`: the draft layer, None without one.
 
     plan      the slots and checkpoints for so many free bytes; without it `n_slots` and `n_checkpoints`
     table     where the n-gram table goes: vram, ram, auto
     chunks    prompt chunks to try, largest first; none of them longer than the context
     logits    rows of a pass whose logits are wanted, at most
     drafts    what there is of them
+    experts   how many are wanted in VRAM; None: all of them, or it is an error
     """
 
     def __init__(
@@ -72,6 +78,8 @@ class Resident:
         logits: int = 1,
         reserve: int = RESERVE,
         drafts: CardDrafts = NO_DRAFTS,
+        experts: Asked | None = None,
+        stream_min: int = STREAM_MIN,
     ) -> None:
         self.device = device
         self._verify = drafts.verify
@@ -86,13 +94,23 @@ class Resident:
             drafts.pages(slots - 1, kv, meter)
 
         measure(n_slots, n_checkpoints)
-        self.expert_bytes = meter.experts
+        self.experts_in_vram, self.expert_bytes = pack.spec.layers * pack.spec.experts, meter.stacks
         self._place_table(meter, table)
+        tape = tape_bytes(pack.spec, WINDOW_ROWS, ALIGNMENT) if drafts.verify > 1 else 0
+        tiers = None if experts is None else Tiering(pack, meter, experts, max_context)
+        if tiers is not None and tiers.fit_whole(self.device.memory().free - self._weights(meter) - meter.state - tape):
+            tiers = None
+        if tiers is not None:
+            meter.weights -= meter.stacks
         if plan is not None:
-            planned = plan(self._room_for_state(meter) - drafts.page_bytes(WINDOW_ROWS, kv))
+            room = self._room_for_state(meter) if tiers is None else tiers.room_for_state(self._left(meter))
+            planned = plan(max(meter.state, room) - drafts.page_bytes(WINDOW_ROWS, kv))
             n_slots, n_checkpoints, meter.state = 1 + planned.n_slots, planned.n_checkpoints, 0
             measure(n_slots, n_checkpoints)
         self._open_arenas(meter)
+        share = 0.5
+        if tiers is not None:
+            chunks, reserve, share = self._open_tiers(tiers, tape, stream_min)
         self.model = Model(pack, device, max_context)
         self.state = self.model.new_state(n_slots, kv, n_checkpoints)
         self.drafter = self._drafter(drafts, n_slots - 1, kv)
@@ -101,7 +119,7 @@ class Resident:
         self.windows = Windows(self.model, self.state, device, WINDOW_ROWS, self.drafter)
         device.load()
         try:
-            self.chunk = self._fit([n for n in chunks if n <= max_context] or [max_context], logits, reserve)
+            self.chunk = self._fit([n for n in chunks if n <= max_context] or [max_context], logits, reserve, share)
             self._rehearse(self.layouts(1)[0])
             device.driver.synchronize()
             device.loaded()
@@ -129,17 +147,32 @@ class Resident:
             where = "RAM, read over PCIe" if device.table_in_ram else "VRAM"
             log(f"n-gram table: {shown(meter.table_bytes)} in {where}")
 
+    def _open_tiers(self, tiers: Tiering, tape: int, stream_min: int) -> tuple[Sequence[int], int, float]:
+        """Take what experts in two memories need. The chunks to try, what stays free, `share` of `fit`."""
+        planned = tiers.plan(self.device.memory().free - tape)
+        for line in planned.said:
+            log(line)
+        require_ram(planned.placement.missing_bytes, ram().free)
+        remedy = "use a smaller --expert-cache"
+        self.device.tiers = ExpertStore(self.device, planned.placement, planned.ring_bytes, remedy, stream_min)
+        self.experts_in_vram, self.expert_bytes = planned.placement.in_cache, planned.placement.cache_bytes
+        return planned.chunks, planned.reserve, tiers.share(planned.chunks[0])
+
+    def _left(self, meter: Meter) -> int:
+        """Free bytes behind weights and reserve."""
+        return self.device.memory().free - self._weights(meter) - RESERVE
+
     def _room_for_state(self, meter: Meter) -> int:
-        """What a state may take so that weights, reserve and a workspace have room. One slot is tried in any case."""
-        left = self.device.memory().free - self._weights(meter) - RESERVE
-        return max(meter.state, left - min(TABLE_ROOM, left // 4))
+        """What a state may take so that weights, reserve and a workspace have room; one slot is tried in any case."""
+        left = self._left(meter)
+        return left - min(TABLE_ROOM, left // 4)
 
     def _weights(self, meter: Meter) -> int:
         return meter.weights + (0 if self.device.table_in_ram else meter.table_bytes)
 
     def _open_arenas(self, meter: Meter) -> None:
         weights = self._weights(meter)
-        self.device.open("weights", weights, "this engine needs all of them there: use a smaller file, or --ple-io ram")
+        self.device.open("weights", weights, "what every token reads lies there: use a smaller file, or --ple-io ram")
         self.device.open("state", meter.state, "use a smaller --max-context, or --kv fp16, int8 or q4_0")
 
     def layouts(self, rows: int) -> tuple[Layout, ...]:
@@ -174,11 +207,11 @@ class Resident:
             self.drafter.prepare()
             self.drafter.book.state.reset(0)
 
-    def _fit(self, chunks: Sequence[int], logits: int, reserve: int) -> int:
+    def _fit(self, chunks: Sequence[int], logits: int, reserve: int, share: float) -> int:
         """The largest chunk that there is a workspace for."""
         for chunk in chunks:
             self.state.reserve(0, chunk)
-            fits = self.device.fit(lambda n=chunk: self._first(n, min(n, logits)), reserve)  # type: ignore[misc]
+            fits = self.device.fit(lambda n=chunk: self._first(n, min(n, logits)), reserve, share)  # type: ignore[misc]
             self.state.reset(0)
             if fits:
                 log(f"prompt chunk {chunk}: {shown(self.device.workspace_bytes)} of workspace")

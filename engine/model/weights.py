@@ -120,12 +120,18 @@ class Binder:
             out=(self._weight("attn_output"),),
         )
 
-    def moe(self) -> Moe:
+    def moe(self, layer: int | None = None) -> Moe:
+        """layer: of the model, whose experts the device may put anywhere; None: they lie with the other weights."""
+        stacks = [self._file_weight(f"ffn_{name}_exps") for name in ("gate", "up", "down")]
+        if layer is None:
+            gate, up, down = map(self._device.weight, stacks)
+        else:
+            gate, up, down = self._device.experts(layer, stacks)
         return Moe(
             router=self._weight("ffn_gate_inp"),
-            gate=self._weight("ffn_gate_exps"),
-            up=self._weight("ffn_up_exps"),
-            down=self._weight("ffn_down_exps"),
+            gate=gate,
+            up=up,
+            down=down,
             shared_router=self._weight("ffn_gate_inp_shexp"),
             shared_gate=self._weight("ffn_gate_shexp"),
             shared_up=self._weight("ffn_up_shexp"),

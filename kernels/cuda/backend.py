@@ -33,7 +33,7 @@ from strata.kernels.cuda import product as products
 from strata.kernels.cuda import qsa as qsas
 from strata.kernels.cuda import route as routes
 from strata.kernels.cuda import sample as samples
-from strata.kernels.cuda.mixture import Bank, Shared, gate_times_up, mixture, stack_addresses
+from strata.kernels.cuda.mixture import Bank, Placed, Shared, gate_times_up, mixture, stack_addresses
 from strata.kernels.cuda.plans import WINDOW_ROWS
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.formats import Weight
@@ -253,6 +253,8 @@ class CudaKernels:
         return Shared(*weights, (gate, up, _copied(np.zeros((WINDOW_ROWS, 1), np.int32), w.shared_gate.data)))
 
     def _bank(self, w: Weight) -> Bank:
+        if isinstance(w, Placed):
+            return w.bank
         return Bank(w.type, w.rows, w.cols, _copied(stack_addresses(w), w.data))
 
     def moe(self, w: Moe, x: DeviceArray, used: int) -> DeviceArray:

@@ -15,6 +15,7 @@ Cost     a window reads each picked expert once for all rows; a prompt sorts the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -56,16 +57,28 @@ PAIRS_OF_A_BLOCK: Final = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bank:
-    """Expert matrices of one type: (rows, cols) each, uint64 addresses (experts,) on the device."""
+    """Expert matrices of one type: (rows, cols) each, uint64 addresses (experts,) on the device.
+
+    rounds   of a layer's gate: for a prompt of so many rows, gate, up and down round by round; between them all experts
+             have their addresses once. What it yields is valid until it is asked for more. None: one round, these banks
+    """
 
     type: TensorType
     rows: int
     cols: int
     addresses: DeviceArray
+    rounds: Callable[[int], Iterable[tuple[Bank, Bank, Bank]]] | None = None
 
     @property
     def experts(self) -> int:
         return int(self.addresses.shape[0])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed(Weight):
+    """A stack whose experts lie where `bank` says; `data` are the file's bytes, which no kernel reads."""
+
+    bank: Bank
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,31 +237,56 @@ class _Part:
     # ------------------------------------------------------------------------------------------------------ prompts
 
     def prompt(self, gate: Bank, up: Bank, down: Bank) -> None:
-        """Pairs sorted by expert, then a launch a product."""
+        """Pairs sorted by expert, then a launch a product and round."""
         groups: dict[int, tuple[DeviceArray, ...]] = {}
         inputs = _Inputs(self.x, QuantizedInputs(self.workspace, self.x), self.used)
-        if gate.type is up.type and not gate.type.is_float and not down.type.is_float:
-            made = room_for_quantized(self.workspace, self.pairs, gate.rows, down.type)
-            self._prompt_product(gate, GATE_UP, inputs, made.q, groups, up.addresses, (down.type, made))
-            hidden = _Inputs(None, made, 1)
-        else:
-            both = self._hidden(gate, up, inputs, groups)
-            hidden = _Inputs(both, QuantizedInputs(self.workspace, both), 1)
+        quantizes = gate.type is up.type and not gate.type.is_float and not down.type.is_float
+        made = room_for_quantized(self.workspace, self.pairs, gate.rows, down.type) if quantizes else None
+        n_hidden = 0 if quantizes else 1 if gate.type is up.type else 2
+        hidden = [self.workspace.array((self.pairs, gate.rows)) for _ in range(n_hidden)]
         outputs = self.workspace.array((self.pairs, down.rows))
-        self._prompt_product(down, PAIRS, hidden, outputs, groups)
+        for first, second, last in gate.rounds(len(self.x)) if gate.rounds else ((gate, up, down),):
+            if made is not None:
+                self._prompt_product(first, GATE_UP, inputs, made.q, groups, second.addresses, (down.type, made))
+                self._prompt_product(last, PAIRS, _Inputs(None, made, 1), outputs, groups)
+                continue
+            self._hidden(first, second, inputs, groups, hidden)
+            self._sorted(last, self._prompt_plan(last, PAIRS), groups)  # outlives the round
+            with self.workspace.scratch():
+                both = _Inputs(hidden[0], QuantizedInputs(self.workspace, hidden[0]), 1)
+                self._prompt_product(last, PAIRS, both, outputs, groups)
         join_pairs(outputs, self.weights, self.out)
 
-    def _hidden(self, gate: Bank, up: Bank, inputs: _Inputs, groups: dict[int, tuple[DeviceArray, ...]]) -> DeviceArray:
-        """silu(gate x) * (up x) of all pairs as float32."""
-        hidden = self.workspace.array((self.pairs, gate.rows))
+    def _hidden(
+        self,
+        gate: Bank,
+        up: Bank,
+        inputs: _Inputs,
+        groups: dict[int, tuple[DeviceArray, ...]],
+        hidden: list[DeviceArray],
+    ) -> None:
+        """silu(gate x) * (up x) of the round's pairs into hidden[0], as float32. Rows of other rounds mean nothing."""
         if gate.type is up.type:
-            self._prompt_product(gate, GATE_UP, inputs, hidden, groups, up.addresses)
+            self._prompt_product(gate, GATE_UP, inputs, hidden[0], groups, up.addresses)
         else:
-            other = self.workspace.array(hidden.shape)
-            self._prompt_product(gate, PAIRS, inputs, hidden, groups)
-            self._prompt_product(up, PAIRS, inputs, other, groups)
-            gate_times_up(hidden, other)
-        return hidden
+            self._prompt_product(gate, PAIRS, inputs, hidden[0], groups)
+            self._prompt_product(up, PAIRS, inputs, hidden[1], groups)
+            gate_times_up(*hidden)
+
+    def _prompt_plan(self, bank: Bank, mode: str) -> prompt_plans.PromptPlan | None:
+        if bank.type.is_float:
+            return None
+        each = prompt_plans.expected(self.pairs, bank.experts)
+        return prompt_plans.prompt_plan(cards.card(), bank.type, mode, (bank.rows,), bank.cols, each)
+
+    def _sorted(
+        self, bank: Bank, plan: prompt_plans.PromptPlan | None, groups: dict[int, tuple[DeviceArray, ...]]
+    ) -> tuple[DeviceArray, ...]:
+        """The pairs sorted by expert, in tiles as the plan wants them; once for all products and rounds."""
+        columns = lanes.TILE if plan is None else plan.cut.columns
+        if columns not in groups:
+            groups[columns] = group_rows(self.workspace, self.ids, bank.experts, columns)
+        return groups[columns]
 
     def _prompt_product(
         self,
@@ -261,15 +299,8 @@ class _Part:
         made_for: tuple[TensorType, Quantized] | None = None,
     ) -> None:
         """One product of all pairs; made_for: the result is quantised for this type, into these arrays."""
-        kind = bank.type
-        plan = None
-        if not kind.is_float:
-            each = prompt_plans.expected(self.pairs, bank.experts)
-            plan = prompt_plans.prompt_plan(cards.card(), kind, mode, (bank.rows,), bank.cols, each)
-        columns = lanes.TILE if plan is None else plan.cut.columns
-        if columns not in groups:
-            groups[columns] = group_rows(self.workspace, self.ids, bank.experts, columns)
-        order, tile_list, n_tiles = groups[columns]
+        kind, plan = bank.type, self._prompt_plan(bank, mode)
+        order, tile_list, n_tiles = self._sorted(bank, plan, groups)
         common = {
             "first": bank.addresses, "second": second, "order": order, "tile_list": tile_list, "n_tiles": n_tiles,
             "n": self.pairs, "divide": inputs.divide, "cols": bank.cols,

@@ -266,19 +266,19 @@ MIB = 1 << 20
     ("total", "changes", "message"),
     [
         (
-            8 * MIB,
+            1 * MIB,
             {},
-            r"the weights take 0.01 GiB .* are free; this engine needs all of them there: use a smaller file",
+            r"the weights take 2.84 MiB .* are free; what every token reads lies there: use a smaller file",
         ),
         (
             0,
-            {"vram_limit_mib": 13, "max_context": 4096},
-            r"the state take .* within --vram-limit-mib 13; use a smaller",
+            {"vram_limit_mib": 4, "max_context": 4096},
+            r"the state take .* within --vram-limit-mib 4; use a smaller",
         ),
         (
             RESERVE,
             {},
-            r"the workspace of a prompt chunk of 18 does not fit: .*; use a smaller --max-context or --prefill",
+            r"no prompt can be read: 0.50 GiB are left beside weights and state, .*; use a smaller --max-context",
         ),
     ],
     ids=["weights", "state", "workspace"],

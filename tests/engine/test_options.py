@@ -213,10 +213,8 @@ def test_a_chunk_of_the_command_line_fits_a_forward_pass():
         (["--json"], "--json: is for --plan; add --plan, or leave it out"),
         (["--ram-limit-mib", "9"], "--ram-limit-mib: is for --plan"),
         (["--plan", "--vram-reserve-mib", "little"], "--vram-reserve-mib: wants a whole number from 0 to"),
-        (
-            ["--expert-cache", "9"],
-            "--expert-cache: all weights lie in one memory, that of the host or that of the card; ",
-        ),
+        (["--expert-cache", "9"], "--expert-cache: there is no card on the host; leave it out, or use --device cuda"),
+        (["--expert-profile", "hot"], "--expert-profile: there is no card on the host; leave it out, or use --device"),
         (
             [
                 "--plan",
@@ -254,8 +252,8 @@ def test_cuda_without_cupy_says_what_to_install(monkeypatch):
 def test_a_card_takes_its_options_and_not_those_of_the_host(monkeypatch):
     monkeypatch.setattr(options, "find_spec", lambda name: object())
     card = ["--pack", "x", "--device", "cuda"]
-    given = parse([*card, "--kv", "fp16", "--vram-limit-mib", "8151", "--ple-io", "ram"])
-    assert (given.kv, given.vram_limit_mib, given.ple_io) == ("fp16", 8151, "ram")
+    given = parse([*card, "--kv", "fp16", "--vram-limit-mib", "8151", "--ple-io", "ram", "--expert-cache", "9"])
+    assert (given.kv, given.vram_limit_mib, given.ple_io, given.expert_cache) == ("fp16", 8151, "ram", 9)
     assert refusal_of(*card, "--kernels", "reference").startswith("--kernels reference: a card has its own kernels")
 
 

@@ -1,7 +1,8 @@
 """A card without hardware behind `engine.device.driver.Driver`: kernels run on the emulator, memory is NumPy's.
 
 Work is queued and runs as late as CUDA allows, when somebody waits: a buffer that is changed while a copy of it is
-under way, or an id that is read before its event, gives wrong numbers here.
+under way, or an id that is read before its event, gives wrong numbers here. With `eager`, copies on streams of their
+own run as early as it allows: one that does not wait for the kernels that read its target gives wrong numbers.
 Fresh memory holds 0xFF: floats in it are NaN. Only a piece that is larger than any arena here, in which a workspace is
 measured, stays as the system gives it.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -50,14 +52,14 @@ def aligned(n_bytes: int) -> np.ndarray:
 
 class EmulatedEvent:
     def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._at = 0
+        self.stream = stream
+        self.at = 0
 
     def record(self) -> None:
-        self._at = self._stream.queued
+        self.at = self.stream.queued
 
     def wait(self) -> None:
-        self._stream.run_to(self._at)
+        self.stream.run_to(self.at)
 
 
 class Stream:
@@ -66,18 +68,34 @@ class Stream:
     def __init__(self) -> None:
         self.queued = 0
         self.done = 0
-        self._queue: list[Callable[[], None]] = []
+        self._queue: deque[tuple[Callable[[], None], tuple[Stream, int] | None]] = deque()
+        self._running = False
 
-    def add(self, work: Callable[[], None]) -> None:
-        self._queue.append(work)
+    def add(self, work: Callable[[], None], behind: tuple[Stream, int] | None = None) -> None:
+        """`behind`: a place in another stream that has to be passed first."""
+        self._queue.append((work, behind))
         self.queued += 1
 
+    def wait_for(self, event: EmulatedEvent) -> None:
+        stream, at = event.stream, event.at
+        self.add(lambda: stream.run_to(at), (stream, at))
+
     def run_to(self, at: int) -> None:
-        n = max(0, at - self.done)
-        part, self._queue = self._queue[:n], self._queue[n:]
-        self.done += n
-        for work in part:
+        assert not self._running or at <= self.done, "streams wait for each other"
+        while self.done < at:
+            work, _ = self._queue.popleft()
+            running, self._running = self._running, True
             work()
+            self._running = running
+            self.done += 1
+
+    def run_freely(self) -> None:
+        """All that does not have to wait."""
+        while self._queue:
+            _, behind = self._queue[0]
+            if behind is not None and behind[0].done < behind[1]:
+                return
+            self.run_to(self.done + 1)
 
 
 class EmulatedGraph:
@@ -131,13 +149,14 @@ class EmulatedCard:
 
 
 class EmulatedDriver:
-    """`total`: bytes of the card; `held`: how much of it other programs have."""
+    """`total`: bytes of the card; `held`: how much of it other programs have; `eager`: what uploaders do at once."""
 
     name = "emulated card"
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.held = 0
+        self.eager = False
         self.stream = Stream()
         self.sealed = False
         self.collected: set[tuple[str, tuple[tuple[str, int | str], ...]]] = set()
@@ -211,7 +230,11 @@ class EmulatedDriver:
         return 0
 
     def uploader(self) -> EmulatedUploader:
-        return EmulatedUploader()
+        return EmulatedUploader(self.eager)
+
+    def wait_for(self, event: EmulatedEvent) -> None:
+        assert self._captured is None, "a wait inside of a capture"
+        self.stream.wait_for(event)
 
     def synchronize(self) -> None:
         assert self._captured is None, "a wait inside of a capture"
@@ -222,11 +245,18 @@ class EmulatedDriver:
 
 
 class EmulatedUploader:
-    def __init__(self) -> None:
+    def __init__(self, eager: bool) -> None:
         self._stream = Stream()
+        self._eager = eager
 
     def upload(self, target: np.ndarray, source: np.ndarray) -> None:
+        assert target.nbytes == source.nbytes
         self._stream.add(lambda: _bytes(target).__setitem__(slice(None), _bytes(source)))
+        if self._eager:
+            self._stream.run_freely()
+
+    def wait_for(self, event: EmulatedEvent) -> None:
+        self._stream.wait_for(event)
 
     def event(self) -> EmulatedEvent:
         return EmulatedEvent(self._stream)

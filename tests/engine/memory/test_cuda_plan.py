@@ -12,6 +12,7 @@ from strata.engine.device.cuda import CudaDevice
 from strata.engine.memory.command import gather
 from strata.engine.memory.figures import MemoryPlan, Switches
 from strata.engine.memory.plan import plan_memory
+from strata.engine.model.card_drafter import CardDrafts
 from strata.engine.model.resident import Resident
 from strata.engine.options import Options, fitted
 from strata.engine.pack import DraftPack, Pack, open_draft, open_pack
@@ -32,10 +33,7 @@ def start(driver: object, options: Options, taken: MemoryPlan, draft: DraftPack 
         plan=lambda free: state,
         table="vram",
         chunks=[taken.card.layout.chunk],
-        verify=options.spec,
-        draft=draft,
-        draft_slots=options.draft_slots,
-        draft_context=options.draft_context,
+        drafts=CardDrafts(options.spec, draft, options.draft_slots, options.draft_context),
     )
     return device.account.held
 

@@ -1,0 +1,114 @@
+"""What of a card's memory becomes expert slots, ring and prompt chunk, for a model that does not fit whole. Pure.
+
+The amounts are the memory planner's (engine/memory/card.py, without borrowing). What is spare behind a given cache
+makes chunks longer and the ring larger, up to a layer a buffer.
+
+Units    bytes, tokens
+Errors   DoesNotFit in one line with the limit and the remedy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from strata.engine.device.arena import shown
+from strata.engine.experts.placement import ExpertSize, Pair, Placement, by_number, place
+from strata.engine.experts.ring import BUFFERS, ring_bytes
+from strata.engine.memory.cache import DEFAULT_RESERVE
+from strata.engine.memory.card import CardPlan, CardRoom, plan_card
+from strata.engine.memory.figures import DoesNotFit
+from strata.engine.memory.prompt import KEPT_FREE
+
+CHUNKS: Final = (8192, 6144, 4096, 2048, 1024, 512, 256, 128, 64, 32)
+"""Prompt chunks that are tried below the planned one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """cache: `--expert-cache`, 0 = auto · order: of a profile, hottest first, None = by number · reserve, given: bytes
+    that stay free, and whether somebody asked for them · prefill: `--prefill`, 0 = auto · ring: its experts at most,
+    0 = as many as there is room for."""
+
+    cache: int = 0
+    order: tuple[Pair, ...] | None = None
+    reserve: int = DEFAULT_RESERVE
+    given: bool = False
+    prefill: int = 0
+    ring: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """sizes: of each layer's experts · experts: of a layer · price: bytes of a chunk's workspace · most: tokens of a
+    chunk at most."""
+
+    sizes: tuple[ExpertSize, ...]
+    experts: int
+    price: Callable[[int], int]
+    most: int
+
+    @property
+    def largest(self) -> int:
+        return max(size.n_bytes for size in self.sizes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TierPlan:
+    """chunks: to try, longest first · reserve: bytes that stay free · said: lines for the log."""
+
+    placement: Placement
+    ring_bytes: int
+    chunks: tuple[int, ...]
+    reserve: int
+    said: tuple[str, ...]
+
+
+def plan_tiers(free: int, asked: Asked, model: Model) -> TierPlan:
+    """In so many bytes, which all else has left."""
+    order = asked.order if asked.order is not None else by_number(len(model.sizes), model.experts)
+    room = CardRoom(
+        free=free,
+        head=0,
+        reserve=asked.reserve,
+        given=asked.given,
+        experts=tuple(model.sizes[layer].n_bytes for layer, _ in order),
+        per_layer=model.experts,
+        known=asked.order is not None,
+        cache=asked.cache,
+        prefill=asked.prefill,
+        most=model.most,
+        price=model.price,
+        borrow=False,
+    )
+    plan = plan_card(room)
+    least = min(CHUNKS[-1], model.most)
+    if not plan.layout.chunk:
+        raise DoesNotFit(
+            f"no prompt can be read: {shown(max(0, free))} are left beside weights and state, a chunk of {least} and "
+            f"its experts take {shown(room.streamed(least))} beside {shown(KEPT_FREE)} that stay free; use a "
+            "smaller --max-context, another --kv or a smaller file"
+        )
+    chunk, spare = _chunk(asked, model, plan, room.ring)
+    ring = min(room.ring + spare, ring_bytes(asked.ring or BUFFERS * model.experts, model.largest))
+    placement = place(model.sizes, model.experts, plan.slots.sizes, order)
+    how = f"given {asked.cache}" if asked.cache else "auto"
+    said = (
+        *plan.said,
+        f"expert cache, {how}: {shown(free)} free, {shown(plan.reserve)} of them stay so; {placement.in_cache} of "
+        f"{placement.pairs} experts in {shown(placement.cache_bytes)}, the others in "
+        f"{shown(placement.missing_bytes)} of page-locked RAM",
+        f"prompts: chunks of {chunk} in {shown(model.price(chunk))}, experts through a ring of {shown(ring)}",
+    )
+    return TierPlan(placement, ring, (chunk, *(c for c in CHUNKS if c < chunk)), plan.reserve, said)
+
+
+def _chunk(asked: Asked, model: Model, plan: CardPlan, ring: int) -> tuple[int, int]:
+    """The longest chunk in what was planned for one and, of a given cache, what is spare; what is spare behind it."""
+    planned = plan.layout.chunk
+    spare = max(0, plan.free - plan.reserve) if asked.cache else 0
+    bytes_for = model.price(planned) + spare
+    longer = [c for c in CHUNKS if planned < c <= model.most and not asked.prefill and model.price(c) <= bytes_for]
+    chunk = longer[0] if longer else planned
+    return chunk, max(0, bytes_for - model.price(chunk))

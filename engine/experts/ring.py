@@ -1,0 +1,102 @@
+"""How a prompt gets at the experts that lie in RAM: a ring of two buffers in the card's memory, filled ahead.
+
+A layer's missing experts come in *rounds* of as many as a buffer holds. While the products of one round read one
+buffer, the next round's experts are copied into the other, on a stream of their own, also while attention is computed.
+Rounds are numbered through all layers, and a round always uses the same buffer, so tables of addresses are made once.
+
+Order    a copy waits for the products that read its buffer last, products wait for the copy of their round
+Cost     a copy and two events a round; the last rounds of a pass stay, and are not copied again when they come next
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy.typing as npt
+
+from strata.engine.device.driver import Array, Driver
+from strata.kernels.cuda.mixture import Bank
+
+BUFFERS: Final = 2
+Banks = tuple[Bank, Bank, Bank]
+"""Gate, up, down."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """source: bytes in RAM (page-locked) of some experts of a layer, as they are to lie in the buffer · banks: with the
+    addresses that these have there. Of a layer's first round also those of the experts in the cache."""
+
+    source: npt.NDArray[Any]
+    banks: Banks
+
+
+class Ring:
+    """memory uint8 (2 * n,): two buffers of n bytes."""
+
+    def __init__(self, driver: Driver, memory: Array) -> None:
+        self._driver = driver
+        half = int(memory.size) // BUFFERS
+        self.buffers = [memory[i * half : (i + 1) * half] for i in range(BUFFERS)]
+        self._copies = driver.uploader()
+        self._landed = [self._copies.event() for _ in range(BUFFERS)]
+        self._read = [driver.event() for _ in range(BUFFERS)]
+        self._holds = [-1] * BUFFERS  # the round whose experts a buffer holds, or will when its copy has landed
+        self._rounds: list[Round] = []
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    @property
+    def room(self) -> int:
+        """Bytes of a buffer."""
+        return int(self.buffers[0].size)
+
+    def buffer_of(self, number: int) -> Array:
+        """The buffer of a round."""
+        return self.buffers[number % BUFFERS]
+
+    def add(self, rounds: Sequence[Round]) -> range:
+        """The rounds of a layer; their numbers."""
+        first = len(self._rounds)
+        self._rounds += rounds
+        return range(first, len(self._rounds))
+
+    def forget(self) -> None:
+        """What RAM holds has changed: nothing of it is here any more."""
+        self._holds = [-1] * BUFFERS
+
+    def take(self, numbers: range) -> Iterator[Banks]:
+        """The banks of these rounds, one after the other. Products queued until the next one is asked for read it."""
+        for number in numbers:
+            for ahead in range(number, min(number + BUFFERS, len(self._rounds))):
+                self._bring(ahead)
+            buffer = number % BUFFERS
+            self._driver.wait_for(self._landed[buffer])
+            yield self._rounds[number].banks
+            self._read[buffer].record()
+            if number + BUFFERS < len(self._rounds):
+                self._bring(number + BUFFERS)
+
+    def _bring(self, number: int) -> None:
+        """Queue the copy of a round behind the products that were queued on its buffer so far."""
+        buffer, source = number % BUFFERS, self._rounds[number].source
+        if self._holds[buffer] == number:
+            return
+        self._copies.wait_for(self._read[buffer])
+        self._copies.upload(self.buffers[buffer][: source.size], source)
+        self._landed[buffer].record()
+        self._holds[buffer] = number
+
+
+def pieces(missing: Sequence[int], size: int, room: int) -> list[list[int]]:
+    """A layer's missing experts of `size` bytes each, in rounds of as many as `room` bytes hold."""
+    each = room // size
+    return [list(missing[i : i + each]) for i in range(0, len(missing), each)]
+
+
+def ring_bytes(experts: int, largest: int) -> int:
+    """Bytes of a ring of so many experts in all its buffers, at least one each."""
+    return BUFFERS * max(1, experts // BUFFERS) * largest

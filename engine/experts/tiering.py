@@ -1,0 +1,71 @@
+"""Whether a model fits a card whole, and if not, what is planned for its experts: the figures to plan from.
+
+Errors   DeviceError in one line: no prompt fits, or RAM does not hold what VRAM does not
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from strata.engine import flags
+from strata.engine.device.arena import MIB, shown
+from strata.engine.device.meter import Meter
+from strata.engine.experts.placement import ExpertSize
+from strata.engine.experts.plan import Asked, Model, TierPlan, plan_tiers
+from strata.engine.memory.figures import DoesNotFit
+from strata.engine.memory.plan import CACHE_FIRST
+from strata.engine.memory.price import GRID, Price, prompt_shape
+from strata.engine.memory.prompt import OWN_AUTO
+from strata.engine.memory.ram import BUDGET_SLACK
+from strata.engine.pack import Pack
+from strata.kernels.cuda.compile import DeviceError
+
+FREE_WHOLE: Final = 512 * MIB
+"""VRAM that stays free beside a model that is there whole."""
+
+
+class Tiering:
+    """The experts of a pack that a meter has seen, and how many of them are wanted in VRAM."""
+
+    def __init__(self, pack: Pack, meter: Meter, asked: Asked, max_context: int) -> None:
+        types = {name: tensor.type for name, tensor in pack.items()}
+        self._price = Price(prompt_shape(pack.spec, types, max_context))
+        self._asked = asked
+        sizes = tuple(ExpertSize(*each) for each in meter.expert_sizes)
+        self._model = Model(sizes, pack.spec.experts, self._price, min(flags.MAX_CHUNK, max_context))
+
+    def fit_whole(self, left: int) -> bool:
+        """Whether all experts are to lie in VRAM: they are wanted there, and what is left behind weights and state has
+        room for a prompt chunk."""
+        wanted = self._asked.cache == 0 or self._asked.cache >= len(self._model.sizes) * self._model.experts
+        chunk = min(self._asked.prefill or OWN_AUTO, self._model.most)
+        return wanted and left >= FREE_WHOLE + self._price(chunk)
+
+    def room_for_state(self, left: int) -> int:
+        """What the state may take of what is left behind dense weights and reserve: batch slots and checkpoints come
+        behind a short prompt and a small cache."""
+        model = self._model
+        cache = min(CACHE_FIRST, len(model.sizes) * model.experts) * model.largest
+        return left - self._price(min(GRID, model.most)) - cache
+
+    def plan(self, free: int) -> TierPlan:
+        """What becomes of so many bytes."""
+        try:
+            return plan_tiers(free, self._asked, self._model)
+        except DoesNotFit as error:
+            raise DeviceError(str(error)) from None
+
+    def share(self, chunk: int) -> float:
+        """Of a chunk's workspace, what lives for a whole pass."""
+        whole, mixers, experts = self._price.parts(chunk)
+        whole = max(whole, self._price.windows)
+        return whole / (whole + max(mixers, experts))
+
+
+def require_ram(wanted: int, free: int) -> None:
+    """Raises DeviceError unless the experts that VRAM does not hold fit the RAM that is free."""
+    if wanted > free - BUDGET_SLACK:
+        raise DeviceError(
+            f"{shown(wanted)} of experts lie in page-locked RAM, {shown(max(0, free))} are free and "
+            f"{shown(BUDGET_SLACK)} of them stay so; free some of it, use a larger --expert-cache or a smaller file"
+        )
