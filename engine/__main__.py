@@ -165,6 +165,7 @@ def _path(runner: ModelRunner | CudaRunner, conversations: Conversations, pack: 
         prompt_cache=options.prompt_cache > 0,
         routed=pack.spec.layers * pack.spec.experts_used,
         in_vram=options.device == "cuda",
+        hits=runner.solo_hits,
         verify=options.verify_accounts,
         trace=environment.is_on(os.environ.get(environment.TRACE)),
     )

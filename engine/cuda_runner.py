@@ -11,7 +11,7 @@ Cost     `costs` says what the host takes for a window
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,7 +32,7 @@ from strata.engine.model.window import Draw, Ticket, penalises
 from strata.engine.options import Options, Refused
 from strata.engine.pack import DraftPack, Pack
 from strata.engine.runner import check_lengths
-from strata.engine.schedule.ports import Row
+from strata.engine.schedule.ports import SOLO, Row
 from strata.engine.state.pages import OutOfPages
 from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.ops import I32, PAGE, Sampling
@@ -142,6 +142,7 @@ class CudaRunner:
         self._logits: Array | None = None  # of the last read
         self._end = -1  # the position behind it
         self._slot = -1  # its slot
+        self._solo_hits = 0
         chunk = min(options.prefill, options.max_context)
         try:
             self._device = CudaDevice(options.vram_limit_mib, driver)
@@ -179,6 +180,11 @@ class CudaRunner:
     def where(self) -> str:
         """For the log."""
         return self._device.name
+
+    @property
+    def solo_hits(self) -> Callable[[], int] | None:
+        """Experts that the decode windows of the solo slot have found in the cache so far; None: all lie in VRAM."""
+        return None if self._device.tiers is None else lambda: self._solo_hits
 
     @property
     def costs(self) -> str:
@@ -250,6 +256,7 @@ class CudaRunner:
         self.cost.enter(self._ahead is not None)
         batch.ids = ticket.wait()
         self.cost.leave()
+        self._count_hits(ticket, batch.slots)
         return self._decided(batch.ids)
 
     def _started(self, rows: Rows, wanted: int, width: int) -> Ticket:
@@ -296,6 +303,7 @@ class CudaRunner:
         ticket = self._windows.verify(fed, draws)
         waited = time.perf_counter()
         ids, said = ticket.wait(), []
+        self._count_hits(ticket, [int(slot) for slot in fed.slots])
         self.cost.verifying -= time.perf_counter() - waited
         for row, (slot, begin, end) in zip(rows, fed.segments.tolist(), strict=True):
             own = ids[begin:end]
@@ -314,6 +322,12 @@ class CudaRunner:
         self.cost.verified += 1
         self.cost.verifying += time.perf_counter() - begun
         return said
+
+    def _count_hits(self, ticket: Ticket, slots: Sequence[int]) -> None:
+        """slots: of the window's rows."""
+        hits = ticket.hits()
+        if hits is not None:
+            self._solo_hits += sum(n for n, slot in zip(hits, slots, strict=True) if slot == SOLO)
 
     def _decided(self, ids: list[int]) -> list[int]:
         batch = self._batch

@@ -6,7 +6,7 @@ Cost     `warm` runs two short forwards, so that kernels are loaded (or compiled
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -37,7 +37,10 @@ class ModelRunner:
     n_slots         batch slots; pool slots 1 to n_slots of `state`
     where           for the log · costs: a line for --stats
     drafter         the draft layer, None without one; `draft`: its tensors
+    solo_hits       there is no expert cache
     """
+
+    solo_hits: Callable[[], int] | None = None
 
     def __init__(self, pack: Pack, options: Options, draft: DraftPack | None = None) -> None:
         device = HostDevice(options.kernels, options.n_threads)

@@ -79,7 +79,9 @@ class DeviceMirror:
 
 
 class Tiers(Protocol):
-    """Where experts lie that do not all fit."""
+    """Where experts lie that do not all fit. hits: of the rows of the last window, int32 (WINDOW_ROWS,)."""
+
+    hits: Array
 
     def bind(self, layer: int, stacks: Sequence[Weight]) -> Sequence[Weight]: ...
     def loaded(self) -> None: ...

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -31,7 +32,8 @@ from strata.engine.experts.placement import Placement
 from strata.engine.experts.ring import Banks, Ring, Round, pieces
 from strata.engine.log import log
 from strata.kernels.cuda.arguments import address
-from strata.kernels.cuda.mixture import Bank, Placed
+from strata.kernels.cuda.mixture import Bank, Placed, Tally
+from strata.kernels.cuda.plans import WINDOW_ROWS
 from strata.kernels.formats import Weight
 
 STREAM_MIN: Final = 1024
@@ -63,6 +65,8 @@ class ExpertStore:
         self._cache = card.account.take(placement.cache_bytes, "the expert cache", remedy)
         self._ring = Ring(card.driver, card.account.take(ring_bytes, "the ring of streamed experts", remedy))
         card.driver.zero(self._cache)
+        self.hits = card.fixed(4 * WINDOW_ROWS).view(np.int32)
+        """Of the rows of the last window: picks that lay in the cache."""
         self._ram: list[npt.NDArray[np.uint8]] = []
         self._locking = 0.0
         self._reported = time.perf_counter()
@@ -88,7 +92,8 @@ class ExpertStore:
             table[:, expert] = [seen + begin + part for part in size.begins]
         rounds = self._ring.add(list(self._rounds(layer, stacks, at_cache, ram)))
         banks = self._banks(stacks, table)
-        gate = Bank(banks[0].type, banks[0].rows, banks[0].cols, banks[0].addresses, partial(self._take, banks, rounds))
+        tally = Tally(self.hits, address(self._cache), address(self._cache) + self._cache.size, layer == 0)
+        gate = replace(banks[0], rounds=partial(self._take, banks, rounds), tally=tally)
         return tuple(Placed(w.type, w.shape, w.data, bank) for w, bank in zip(stacks, (gate, *banks[1:]), strict=True))
 
     def loaded(self) -> None:

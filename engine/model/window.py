@@ -20,7 +20,7 @@ Cost     a start copies some hundred bytes to the card; a step is one launch. Ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -126,6 +126,7 @@ class Ticket:
     _landing: I32
     _event: Event
     _ids: list[int] | None = None
+    _hits: I32 | None = None
 
     def wait(self) -> list[int]:
         """Until the work is done. The sampled ids, if it samples; below 0 where the logits of a row are not finite."""
@@ -133,6 +134,12 @@ class Ticket:
             self._event.wait()
             self._ids = self._landing[: self.layout.wanted].tolist()
         return self._ids
+
+    def hits(self) -> list[int] | None:
+        """Behind `wait`, until some windows later: of the experts that each row picked in all layers, those in the
+        expert cache; None where all lie in VRAM."""
+        self.wait()
+        return None if self._hits is None else self._hits[: self.layout.rows].tolist()
 
     def drafts(self) -> tuple[list[int], list[float]]:
         """Behind `wait`: the draft behind every row of a window that verifies, and how likely each is."""
@@ -171,6 +178,11 @@ class Windows:
             for n in range(1, most_rows + 1)
         ]
         self._verdicts = [device.driver.downloader(landing, self._buffers.said) for landing in self._landings]
+        self._hits: list[I32] = []
+        self._count: list[Callable[[], None]] = []
+        if device.tiers is not None:
+            self._hits = [device.driver.pinned(4 * most_rows).view(np.int32) for _ in range(IN_FLIGHT)]
+            self._count = [device.driver.downloader(hits, device.tiers.hits[:most_rows]) for hits in self._hits]
         self._sent = 0
 
     @property
@@ -335,9 +347,11 @@ class Windows:
             self._verdicts[turn]()
         elif layout.wanted:
             self._downloads[layout.wanted - 1][turn]()
+        if self._count:
+            self._count[turn]()
         event = self._events[turn]
         event.record()
-        return Ticket(layout, logits, self._landings[turn], event)
+        return Ticket(layout, logits, self._landings[turn], event, None, self._hits[turn] if self._hits else None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

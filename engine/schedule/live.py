@@ -99,6 +99,7 @@ class Path:
             cuts=cuts,
             routed=rules.routed,
             in_vram=rules.in_vram,
+            hits=rules.hits,
         )
         self._work = _Work(solo, request, slot, frozenset(cuts), self._solo.begin(request.spec_min_p))
         return [solo.begin()]

@@ -6,7 +6,7 @@ Slots    the schedule counts slots as the protocol does, 0 to n - 1; model and k
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -129,6 +129,7 @@ class Rules:
     short_read    a read with at most so many tokens left does not give way
     prompt_cache  states may be continued
     routed        expert entries that one token routes through the whole model · in_vram: they lie in a card's memory
+    hits          where not all of them do: those that windows of the solo slot have found there so far
     drafts        which drafts windows have
     verify        the books are checked after every unit
     trace         an admission leaves a line of its phases in the log
@@ -144,6 +145,7 @@ class Rules:
     prompt_cache: bool = True
     routed: int = 0
     in_vram: bool = False
+    hits: Callable[[], int] | None = None
     drafts: DraftRules = DraftRules()
     verify: bool = False
     trace: bool = False

@@ -64,7 +64,7 @@ class Solo:
     clock     milliseconds, monotonic · begun_ms: of it, when the read began; None: now
     cuts      positions in the prompt where a Read must end, ascending
     routed    expert entries that one token routes through the whole model (for the counters of DONE)
-    in_vram   the experts lie in a card's memory, else in RAM
+    in_vram   the experts lie in a card's memory, else in RAM · hits: how many of those routed so far do, where some do
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Solo:
         cuts: Sequence[int] = (),
         routed: int = 0,
         in_vram: bool = False,
+        hits: Callable[[], int] | None = None,
     ) -> None:
         self.request = request
         self.reused = reused
@@ -95,6 +96,8 @@ class Solo:
         self._clock = clock
         self._routed = routed
         self._in_vram = in_vram
+        self._hits = hits
+        self._hits_before = 0 if hits is None else hits()
         self._begun_ms = self._read_ms = self._last_ms = clock() if begun_ms is None else begun_ms
 
     @property
@@ -173,7 +176,7 @@ class Solo:
         return Token(token)
 
     def done(self, drafts: DraftCounts | None = None) -> Done:
-        """The closing event. Every routed expert of a decode window comes from the one memory where all are.
+        """The closing event. Of the experts that decode windows routed to, how many lay in VRAM and how many in RAM.
 
         drafts: what became of them; None where windows have none
         """
@@ -181,6 +184,7 @@ class Solo:
             raise RuntimeError("a request that is not over has no DONE")
         counts = drafts or DraftCounts()
         routed = self._routed * (max(0, self.n_generated - 1) + counts.offered - counts.accepted)
+        hits = (routed if self._in_vram else 0) if self._hits is None else self._hits() - self._hits_before
         return Done(
             generated=self.n_generated,
             prompt=self.n_prompt,
@@ -190,9 +194,9 @@ class Solo:
             drafts_accepted=counts.accepted,
             drafts_offered=counts.offered,
             reused=self.reused,
-            hits=routed if self._in_vram else 0,
+            hits=hits,
             lookups=routed,
-            ram_blobs=0 if self._in_vram else routed,
+            ram_blobs=max(0, routed - hits),
             prompt_read=min(self.n_held, self.n_prompt) - self.reused,
             chain=None if drafts is None else ChainCounts(0, 0, *drafts.of_text),
         )

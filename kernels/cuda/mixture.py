@@ -56,11 +56,23 @@ PAIRS_OF_A_BLOCK: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Tally:
+    """hits int32 (WINDOW_ROWS,) on the device: picks of a window's rows whose expert lies between two addresses, over
+    all layers of which one is the `first`."""
+
+    hits: DeviceArray
+    begin: int
+    end: int
+    first: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Bank:
     """Expert matrices of one type: (rows, cols) each, uint64 addresses (experts,) on the device.
 
     rounds   of a layer's gate: for a prompt of so many rows, gate, up and down round by round; between them all experts
              have their addresses once. What it yields is valid until it is asked for more. None: one round, these banks
+    tally    of a layer's gate: where windows count which picks lie in the expert cache
     """
 
     type: TensorType
@@ -68,6 +80,7 @@ class Bank:
     cols: int
     addresses: DeviceArray
     rounds: Callable[[int], Iterable[tuple[Bank, Bank, Bank]]] | None = None
+    tally: Tally | None = None
 
     @property
     def experts(self) -> int:
@@ -136,6 +149,8 @@ def mixture(
             part = _Part(workspace, x, ids, weights, out, used, tuning, shared)
             if n <= WINDOW_ROWS:
                 part.window(gate, up, down, given)
+                if gate.tally is not None:
+                    count_hits(ids, gate.addresses, gate.tally)
             else:
                 part.prompt(gate, up, down)
     return out
@@ -348,6 +363,15 @@ def group_rows(workspace: Workspace, ids: DeviceArray, experts: int, tile: int) 
     arguments = (picked, counted, *sizes, np.int32(tile), *results)
     load_kernel("group_rows.cu", "group_rows")((blocks,), (1024,), arguments, shared_mem=0)
     return order, tile_list, n_tiles
+
+
+def count_hits(ids: DeviceArray, addresses: DeviceArray, tally: Tally) -> None:
+    """Of ids (n, used) those whose addresses are the tally's, row by row."""
+    n, used = ids.shape
+    pointers = [np.uint64(address(a)) for a in (ids, addresses)]
+    between = np.uint64(tally.begin), np.uint64(tally.end)
+    arguments = (*pointers, *between, np.int32(used), np.int32(tally.first), np.uint64(address(tally.hits)))
+    load_kernel("count_hits.cu", "count_hits")((1,), (32 * n,), arguments, shared_mem=0)
 
 
 def gate_times_up(gate: DeviceArray, up: DeviceArray) -> None:

@@ -262,6 +262,28 @@ def test_info_tells_the_card(runner):
 MIB = 1 << 20
 
 
+def test_requests_with_a_quarter_of_the_experts_in_vram_are_those_of_the_host_and_say_where_experts_lay(
+    any_card, pack, host
+):
+    spec = pack.spec
+    quarter = spec.layers * spec.experts // 4
+    tiered = CudaRunner(pack, replace_options(device="cuda", batch=2, expert_cache=quarter), driver=any_card())
+    tiered.warm()
+    assert tiered.info()["expert_slots"] == quarter
+    request = Request(ids(CHUNK + 3), 6, PENALISED, penalty_last_n=64)
+    assert run(tiered, [request]) == run(host, [request])
+    slots = [(0, asked(ids(5), 4, **GROWING)), (1, asked(ids(6, 2), 3))]
+    assert batch(tiered, slots) == batch(host, slots)
+    path = path_of(tiered)
+    path.rules = replace(path.rules, routed=spec.layers * spec.experts_used, in_vram=True, hits=tiered.solo_hits)
+    events = path.start(request)
+    while path.busy:
+        events += path.step()
+    done = events[-1]
+    assert done.lookups == 5 * spec.layers * spec.experts_used == done.hits + done.ram_blobs
+    assert 0 < done.hits < done.lookups
+
+
 @pytest.mark.parametrize(
     ("total", "changes", "message"),
     [

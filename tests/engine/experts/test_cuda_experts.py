@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from strata.engine.device.cuda import CudaDevice
+from strata.engine.experts.placement import by_number
 from strata.engine.experts.plan import Asked
 from strata.engine.model import Rows
 from strata.engine.model.resident import WINDOW_ROWS, Resident
@@ -15,71 +18,127 @@ from strata.engine.model.window import Draw
 from strata.engine.pack import open_pack
 from strata.kernels.ops import Sampling
 
-CONTEXT, CHUNK, NEVER = 96, 18, 1 << 20
-PACKS = ("odd-q8_0", "tiny-q2_0")
+NEVER = 1 << 20
 GREEDY = Sampling()
 DRAWN = Sampling(temperature=1.0, top_k=40, seed=11)
+STEPS = 6
 
 
-@pytest.fixture(scope="module", params=PACKS)
-def pack(request, packs):
-    return open_pack(packs[request.param])
+class Answer(NamedTuple):
+    """Logits of a prompt's parts, sampled ids and the logits before each, the state that is left; hits a window."""
+
+    found: list[np.ndarray]
+    hits: list[list[int] | None]
 
 
-def made(any_card, pack, asked: Asked | None, stream_min: int, eager: bool = False) -> Resident:
-    driver = any_card()
-    if eager:
-        driver.eager = True
+def made(driver, pack, asked: Asked | None, stream_min: int, chunk: int) -> Resident:
+    """asked: None = all experts lie in VRAM."""
     device = CudaDevice(driver=driver)
+    asked = None if asked is None else replace(asked, prefill=chunk)
     resident = Resident(
-        pack, device, max_context=CONTEXT, n_slots=2, chunks=[CHUNK], experts=asked, stream_min=stream_min
+        pack, device, max_context=4 * chunk, n_slots=2, chunks=[chunk], experts=asked, stream_min=stream_min
     )
+    assert (device.tiers is None) == (asked is None) and resident.chunk == chunk
     resident.warm()
     return resident
 
 
-def answers(resident: Resident, how: Sampling) -> list[np.ndarray]:
-    """Logits of a prompt in chunks and windows, sampled ids with the logits before each, and the state that is left."""
-    ids = np.random.default_rng(5).integers(0, 900, 40).astype(np.int32)
-    windows, state, found = resident.windows, resident.state, []
-    for begin, end in pairwise([0, 17, 35, 40]):  # the last part is a window
+def answer(resident: Resident, how: Sampling) -> Answer:
+    """A prompt of two chunks and a window, then tokens one after the other."""
+    n = resident.chunk
+    ids = np.random.default_rng(5).integers(0, 900, 2 * n + 4).astype(np.int32)
+    windows, state, found, hits = resident.windows, resident.state, [], []
+    for begin, end in pairwise([0, n - 1, 2 * n - 1, len(ids)]):
         rows = Rows.of([(0, state.length(0), ids[begin:end])])
         found.append(resident.device.read(resident.model.forward(rows, state, [end - begin - 1])))
     windows.sample_with([Draw(how, ids[:0], len(ids))] * WINDOW_ROWS)
     state.reserve(0, 1)
     ticket = windows.start(Rows.of([(0, state.length(0), ids[:1])]), 1)
-    for step in range(6):
+    for step in range(STEPS):
         found += [np.array(ticket.wait()), resident.device.read(ticket.logits)]
+        hits.append(ticket.hits())
         state.advance(0, 1)
         state.reserve(0, 1)
         ticket = windows.step(ticket, state.length(0) + step)
     ticket.wait()
     found.append(np.frombuffer(state.state_bytes(0), np.uint8))
     state.reset(0)
-    return found
+    state.check()
+    return Answer(found, hits)
+
+
+def same(got: Answer, wanted: Answer) -> None:
+    for one, other in zip(got.found, wanted.found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def share_of(pack, share: float, ring: int) -> Asked:
+    return Asked(cache=max(1, int(share * pack.spec.layers * pack.spec.experts)), ring=ring)
+
+
+CHUNK = 18
 
 
 @pytest.fixture(scope="module")
-def whole(any_card, pack):
+def pack(packs):
+    return open_pack(packs["odd-q8_0"])
+
+
+@pytest.fixture(scope="module")
+def whole(emulated_card, pack):
     """What the model answers with all experts in VRAM, by how it samples."""
-    resident = made(any_card, pack, None, NEVER)
-    return {how: answers(resident, how) for how in (GREEDY, DRAWN)}
-
-
-def asked(pack, share: float, ring: int) -> Asked:
-    pairs = pack.spec.layers * pack.spec.experts
-    return Asked(cache=max(1, int(share * pairs)), ring=ring)
+    with emulated_card.plugged_in() as card:
+        resident = made(card.driver(), pack, None, NEVER, CHUNK)
+        return {how: answer(resident, how) for how in (GREEDY, DRAWN)}
 
 
 @pytest.mark.parametrize(
-    ("share", "stream_min", "ring"),
-    [(0.25, NEVER, 0), (0, NEVER, 0), (0.25, 1, 4), (0, 1, 10), (0, 1, 0)],
+    ("share", "stream_min", "ring", "eager"),
+    [(0.25, NEVER, 0, False), (0, NEVER, 0, False), (0.25, 1, 4, True), (0, 1, 10, False), (0, 1, 0, True)],
     ids=["quarter-in-place", "none-in-place", "quarter-ring-4", "none-ring-10", "none-ring-of-layers"],
 )
-def test_logits_texts_and_states_are_the_same_wherever_experts_lie(any_card, pack, whole, share, stream_min, ring):
-    resident = made(any_card, pack, asked(pack, share, ring), stream_min)
-    pairs = pack.spec.layers * pack.spec.experts
-    assert 1 <= resident.experts_in_vram <= max(1, pairs // 4)
-    for how, wanted in whole.items():
-        for got, want in zip(answers(resident, how), wanted, strict=True):
-            np.testing.assert_array_equal(got, want)
+def test_logits_texts_and_states_are_the_same_wherever_experts_lie(
+    emulated_card, pack, whole, share, stream_min, ring, eager
+):
+    with emulated_card.plugged_in() as card:
+        driver = card.driver()
+        driver.eager = eager
+        resident = made(driver, pack, share_of(pack, share, ring), stream_min, CHUNK)
+        assert 1 <= resident.experts_in_vram <= max(1, pack.spec.layers * pack.spec.experts // 4)
+        for how, wanted in whole.items():
+            same(answer(resident, how), wanted)
+
+
+def test_of_two_caches_that_share_no_expert_one_has_what_the_other_lacks(emulated_card, pack, whole):
+    """Each picked expert is a hit in just one of them; that the texts are equal says that the picks are."""
+    pairs = by_number(pack.spec.layers, pack.spec.experts)
+    half, picks, hits = len(pairs) // 2, pack.spec.layers * pack.spec.experts_used, []
+    for order in (pairs[:half], pairs[half:]):
+        with emulated_card.plugged_in() as card:
+            resident = made(card.driver(), pack, Asked(cache=half, order=tuple(order)), NEVER, CHUNK)
+            assert resident.experts_in_vram == half
+            got = answer(resident, DRAWN)
+        same(got, whole[DRAWN])
+        hits.append([n for window in got.hits for n in window])
+    assert len(hits[0]) == STEPS
+    assert [sum(both) for both in zip(*hits, strict=True)] == [picks] * STEPS
+    assert whole[DRAWN].hits == [None] * STEPS
+
+
+def test_float_experts_come_in_rounds_as_well(emulated_card, packs):
+    """Their hidden values are floats of all pairs, of which a round has computed some."""
+    floats = open_pack(packs["odd-f32"])
+    answers = []
+    for asked in (None, share_of(floats, 0.25, 6)):
+        with emulated_card.plugged_in() as card:
+            answers.append(answer(made(card.driver(), floats, asked, 1, CHUNK), GREEDY))
+    same(*answers)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["odd-q8_0", "tiny-q2_0", "tiny-iq3_s", "tiny-q4_k_m", "tiny-q5_k_m", "tiny-bf16"])
+def test_a_card_reads_experts_from_ram_with_the_bits_of_vram(new_card, packs, name):
+    pack, chunk = open_pack(packs[name]), 1200
+    whole = answer(made(new_card(), pack, None, NEVER, chunk), DRAWN)
+    for share, stream_min, ring in ((0.25, NEVER, 0), (0, NEVER, 0), (0.25, 1024, 6), (0, 1024, 0)):
+        same(answer(made(new_card(), pack, share_of(pack, share, ring), stream_min, chunk), DRAWN), whole)
