@@ -21,6 +21,8 @@ from strata.engine.device.arena import MIB
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.device.driver import Array, Driver
 from strata.engine.draft.accept import n_kept
+from strata.engine.experts.adapt import AdaptRules
+from strata.engine.experts.adapter import Adapter
 from strata.engine.experts.plan import Asked
 from strata.engine.flags import AUTO_BESIDE
 from strata.engine.memory.command import profile_of
@@ -171,10 +173,19 @@ class CudaRunner:
         self._model = self._resident.model
         self._windows = self._resident.windows
         self.drafter = self._resident.drafter
+        self._adapter = self._new_adapter(options)
 
     def warm(self) -> None:
         """Capture what every request uses; from then on nothing allocates."""
         self._resident.warm(max(1, self.n_slots))
+
+    def _new_adapter(self, options: Options) -> Adapter | None:
+        """What moves experts; None where all lie in VRAM, or none is to move."""
+        rules = AdaptRules(options.adapt_every, options.adapt_swaps, options.adapt_decay, options.adapt_min_gain)
+        store = self._resident.store
+        if store is None or not rules.on or not store.placement.missing_bytes:
+            return None
+        return Adapter(self._device.driver, store, rules)
 
     @property
     def where(self) -> str:
@@ -189,7 +200,8 @@ class CudaRunner:
     @property
     def costs(self) -> str:
         """A line for --stats."""
-        return str(self.cost)
+        moved = "" if self._adapter is None else f"; {self._adapter}"
+        return f"{self.cost}{moved}"
 
     def info(self) -> dict[str, InfoValue]:
         """What INFO says of the card."""
@@ -256,7 +268,7 @@ class CudaRunner:
         self.cost.enter(self._ahead is not None)
         batch.ids = ticket.wait()
         self.cost.leave()
-        self._count_hits(ticket, batch.slots)
+        self._window_over(ticket, batch.slots)
         return self._decided(batch.ids)
 
     def _started(self, rows: Rows, wanted: int, width: int) -> Ticket:
@@ -303,7 +315,7 @@ class CudaRunner:
         ticket = self._windows.verify(fed, draws)
         waited = time.perf_counter()
         ids, said = ticket.wait(), []
-        self._count_hits(ticket, [int(slot) for slot in fed.slots])
+        self._window_over(ticket, [int(slot) for slot in fed.slots])
         self.cost.verifying -= time.perf_counter() - waited
         for row, (slot, begin, end) in zip(rows, fed.segments.tolist(), strict=True):
             own = ids[begin:end]
@@ -323,11 +335,13 @@ class CudaRunner:
         self.cost.verifying += time.perf_counter() - begun
         return said
 
-    def _count_hits(self, ticket: Ticket, slots: Sequence[int]) -> None:
-        """slots: of the window's rows."""
+    def _window_over(self, ticket: Ticket, slots: Sequence[int]) -> None:
+        """Where its experts lay, and where they lie from now on. slots: of the window's rows."""
         hits = ticket.hits()
         if hits is not None:
             self._solo_hits += sum(n for n, slot in zip(hits, slots, strict=True) if slot == SOLO)
+        if self._adapter is not None:
+            self._adapter.window()
 
     def _decided(self, ids: list[int]) -> list[int]:
         batch = self._batch

@@ -64,6 +64,16 @@ def share(text: str) -> float:
     return number
 
 
+def amount(most: float) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        number = parse_float(text)
+        if number is None or not 0 <= number <= most:
+            raise ValueError(f"a number from 0 to {most:g}")
+        return number
+
+    return read
+
+
 def one_of(*words: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in words:

@@ -16,7 +16,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from strata.engine.flag import Flag, auto_or, file, file_or_own, folder, ids, one_of, reserve, share, switch, whole
+from strata.engine.flag import (
+    Flag,
+    amount,
+    auto_or,
+    file,
+    file_or_own,
+    folder,
+    ids,
+    one_of,
+    reserve,
+    share,
+    switch,
+    whole,
+)
 
 MAX_CONTEXT: Final = 1 << 20
 DEFAULT_CONTEXT: Final = 4096
@@ -40,6 +53,7 @@ MAX_TOKEN: Final = 2**31 - 1
 MAX_MIB: Final = 1 << 24
 MAX_GIB: Final = 1 << 14
 MAX_EXPERTS: Final = 1 << 24
+MAX_GAIN: Final = 1e6
 
 
 MODEL, PROMPTS, MACHINE, CHECKS = "Model", "Context and prompts", "Machine", "Checks"
@@ -166,6 +180,17 @@ _WORKING: Final = (
         file,
         "hot experts in order: the first ones lie in VRAM. none: the same share of every layer",
     ),
+    _works(
+        TIER,
+        "--adapt-every N",
+        "4",
+        whole(0, MAX_CONTEXT),
+        "windows between two rounds in which experts that are used change places with some in VRAM that are not; "
+        "0: none. Never changes the text",
+    ),
+    _works(TIER, "--adapt-swaps N", "96", whole(0, MAX_EXPERTS), "most experts of a round; 0: none"),
+    _works(TIER, "--adapt-decay F", "0.7", share, "factor on the counts after a round"),
+    _works(TIER, "--adapt-min-gain F", "1.5", amount(MAX_GAIN), "uses since the last rounds that a change must gain"),
     _works(
         KEEP,
         "--prompt-cache N",
@@ -323,7 +348,7 @@ _WORKING: Final = (
 _WHOLE = "keys and values of the whole context have their place from the start"
 _ONE_CARD = "one device computes the model, with one cache of experts of a fixed size"
 _OWN_BUFFERS = "the buffers of prompts have a place of their own in this engine"
-_NO_TIER = "experts do not move between tiers in this engine"
+_NO_TIER = "experts change places between windows, and what was learned is not kept"
 _MAPPED = "the host reads the experts from the mapped file; those that a card does not hold lie in page-locked RAM"
 _POOL = "the host kernels have one pool of threads; use --threads"
 _ONE_LAYER = "the draft layer is used as its file has it"
@@ -363,10 +388,6 @@ _NOT_YET: Final[tuple[tuple[str, str, str], ...]] = (
         --system-prompt-cache-* .. | off | files of shared prefixes
         --session-min-free-mib N | 4096 | RAM that stays free at session files"""),
     (TIER, _NO_TIER, """
-        --adapt-every N | 4 | windows between rounds of expert swaps
-        --adapt-swaps N | 96 | most swaps of a round
-        --adapt-decay F | 0.7 | factor on the counts after a round
-        --adapt-min-gain F | 1.5 | bar that a swap must clear
         --adapt-async B | 0 | 1: rounds that hold no window up
         --expert-profile-save FILE | off | write the learned order
         --expert-profile-save-every N | 10 | how often"""),

@@ -87,6 +87,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     vram_reserve_mib: int = -1
     expert_cache: int = 0
     expert_profile: str = "none"
+    adapt_every: int = 4
+    adapt_swaps: int = 96
+    adapt_decay: float = 0.7
+    adapt_min_gain: float = 1.5
     resident_experts: bool = False
     resident_cpu_experts: bool = False
     resident_budget_gib: int = 0

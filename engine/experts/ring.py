@@ -65,8 +65,10 @@ class Ring:
         return range(first, len(self._rounds))
 
     def forget(self) -> None:
-        """What RAM holds has changed: nothing of it is here any more."""
+        """What RAM holds has changed, or will by what is queued: copies come behind that, and of everything."""
         self._holds = [-1] * BUFFERS
+        for event in self._read:
+            event.record()
 
     def take(self, numbers: range) -> Iterator[Banks]:
         """The banks of these rounds, one after the other. Products queued until the next one is asked for read it."""

@@ -8,19 +8,22 @@ bit.
     store = ExpertStore(device, placement, ring_bytes=..., remedy=...)
     stacks = store.bind(layer, stacks)        # for every layer in order
     device.load() ... device.loaded(); store.loaded()
+    store.swap(swaps)                         # between windows and prompts
 
+Swaps are queued on the stream of the work: what was queued before reads the old places, what comes later the new ones.
 Units    bytes
 Errors   DeviceError: memory of the card or RAM that is not there, with the flag that helps
-Cost     RAM is locked at some 2 GB/s, said in the log; the bytes come with the other weights
+Cost     RAM is locked at some 2 GB/s, said in the log; the bytes come with the other weights. A swap: its bytes over
+         PCIe both ways
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +31,8 @@ import numpy.typing as npt
 from strata.engine.device.arena import ALIGNMENT, GIB, Account
 from strata.engine.device.driver import Array, Driver
 from strata.engine.device.loading import Copy, flat
+from strata.engine.experts.adapt import Swap
+from strata.engine.experts.homes import Homes
 from strata.engine.experts.placement import Placement
 from strata.engine.experts.ring import Banks, Ring, Round, pieces
 from strata.engine.log import log
@@ -40,6 +45,7 @@ STREAM_MIN: Final = 1024
 """Rows of a chunk from which all missing experts of a layer come through the ring; shorter ones read in place what they
 route to."""
 REPORT_S: Final = 5.0
+Bytes = npt.NDArray[np.uint8]
 
 
 class Card(Protocol):
@@ -49,102 +55,139 @@ class Card(Protocol):
     account: Account
 
     def fixed(self, n_bytes: int) -> Array: ...
-    def upload(self, target: Array, source: npt.NDArray[np.uint8]) -> None: ...
     def promise(self, copy: Copy) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layer:
+    """ram: its experts in RAM · rounds: address of the buffer, first place and number of each · host, card: the tables,
+    uint64 (1 + rounds, 3, experts), the first for reading in place; `host` is page-locked."""
+
+    homes: Homes
+    ram: Bytes
+    rounds: tuple[tuple[int, int, int], ...]
+    host: npt.NDArray[np.uint64]
+    card: Array
+
+
 class ExpertStore:
-    """stream_min: rows from which a chunk reads missing experts through the ring."""
+    """stream_min: rows from which a chunk reads missing experts through the ring.
+
+    hits   of the rows of the last window: picks that lay in the cache · use (layers, experts): picks of windows so far
+    """
 
     def __init__(
         self, card: Card, placement: Placement, ring_bytes: int, remedy: str, stream_min: int = STREAM_MIN
     ) -> None:
         self.placement = placement
         self._card = card
+        self._driver = card.driver
         self._stream_min = stream_min
         self._cache = card.account.take(placement.cache_bytes, "the expert cache", remedy)
         self._ring = Ring(card.driver, card.account.take(ring_bytes, "the ring of streamed experts", remedy))
         card.driver.zero(self._cache)
         self.hits = card.fixed(4 * WINDOW_ROWS).view(np.int32)
-        """Of the rows of the last window: picks that lay in the cache."""
-        self._ram: list[npt.NDArray[np.uint8]] = []
+        self.use = card.fixed(4 * placement.pairs).view(np.int32).reshape(placement.begins.shape)
+        self._spare = card.fixed(max(size.n_bytes for size in placement.sizes))
+        self._layers: list[_Layer] = []
+        self._swapped = card.driver.event()
+        self._locked = 0
         self._locking = 0.0
         self._reported = time.perf_counter()
 
     @property
-    def rounds(self) -> int:
-        """Rounds of a whole pass."""
-        return len(self._ring)
+    def resident(self) -> npt.NDArray[np.bool_]:
+        """Which experts lie in the cache, (layers, experts)."""
+        return np.stack([layer.homes.begins >= 0 for layer in self._layers])
 
     def bind(self, layer: int, stacks: Sequence[Weight]) -> tuple[Weight, ...]:
         """Gate, up and down of a layer, as they lie from now on: their bytes are promised to `load`."""
-        size, missing = self.placement.sizes[layer], self.placement.missing(layer)
-        ram = self._locked(layer)
-        table = np.zeros((3, stacks[0].experts), np.uint64)
-        for expert, begin in enumerate(self.placement.begins[layer].tolist()):
-            if begin >= 0:
-                self._promise(stacks, expert, size.begins, self._cache[begin : begin + size.n_bytes], host=False)
-                table[:, expert] = [address(self._cache) + begin + part for part in size.begins]
-        at_cache = table.copy()
-        seen = address(self._card.driver.mapped(ram)) if missing else 0
-        for begin, expert in zip(range(0, ram.size, size.n_bytes), missing, strict=True):
-            self._promise(stacks, expert, size.begins, ram[begin : begin + size.n_bytes], host=True)
-            table[:, expert] = [seen + begin + part for part in size.begins]
-        rounds = self._ring.add(list(self._rounds(layer, stacks, at_cache, ram)))
-        banks = self._banks(stacks, table)
-        tally = Tally(self.hits, address(self._cache), address(self._cache) + self._cache.size, layer == 0)
-        gate = replace(banks[0], rounds=partial(self._take, banks, rounds), tally=tally)
+        size = self.placement.sizes[layer]
+        homes = Homes.of(size, self.placement.begins[layer])
+        ram = self._lock(layer)
+        for expert in range(stacks[0].experts):
+            begin, place = int(homes.begins[expert]), int(homes.places[expert]) * size.n_bytes
+            home = self._cache[begin : begin + size.n_bytes] if begin >= 0 else ram[place : place + size.n_bytes]
+            self._promise(stacks, expert, size.begins, home, host=begin < 0)
+        return self._bound(layer, stacks, homes, ram)
+
+    def _bound(self, layer: int, stacks: Sequence[Weight], homes: Homes, ram: Bytes) -> tuple[Weight, ...]:
+        """The stacks with their banks, behind the layer's tables and rounds."""
+        n_bytes, places = homes.size.n_bytes, range(int((homes.places >= 0).sum()))
+        parts = [(part[0], len(part)) for part in pieces(places, n_bytes, self._ring.room)]
+        buffers = [address(self._ring.buffer_of(len(self._ring) + i)) for i in range(len(parts))]
+        shape = 1 + len(parts), 3, stacks[0].experts
+        host = self._driver.pinned(8 * int(np.prod(shape))).view(np.uint64).reshape(shape)
+        card = self._card.fixed(host.nbytes).view(np.uint64).reshape(shape)
+        rounds = tuple((buffer, first, n) for buffer, (first, n) in zip(buffers, parts, strict=True))
+        self._layers.append(_Layer(homes, ram, rounds, host, card))
+        self._write(self._layers[-1])
+        banks, *of_rounds = (_banks(stacks, table) for table in card)
+        sources = [ram[first * n_bytes : (first + n) * n_bytes] for first, n in parts]
+        numbers = self._ring.add([Round(*each) for each in zip(sources, of_rounds, strict=True)])
+        begin = address(self._cache)
+        tally = Tally(self.hits, self.use[layer], begin, begin + self._cache.size, layer == 0)
+        gate = replace(banks[0], rounds=partial(self._take, banks, numbers), tally=tally)
         return tuple(Placed(w.type, w.shape, w.data, bank) for w, bank in zip(stacks, (gate, *banks[1:]), strict=True))
 
     def loaded(self) -> None:
         """All bytes are there: what prompts have brought over before means nothing."""
         self._ring.forget()
 
+    def swap(self, swaps: Iterable[Swap]) -> None:
+        """Exchange the bytes of experts in RAM and in the cache, and the tables that say where they are."""
+        self._swapped.wait()  # tables of the time before are on the card
+        changed = set()
+        for each in swaps:
+            layer = self._layers[each.layer]
+            begin, place = layer.homes.swap(each.gets, each.leaves)
+            n = layer.homes.size.n_bytes
+            slot, ram = self._cache[begin : begin + n], layer.ram[place * n : (place + 1) * n]
+            self._driver.copy(self._spare[:n], slot)
+            self._driver.upload(slot, ram)
+            self._driver.download(ram, self._spare[:n])
+            changed.add(each.layer)
+        for number in sorted(changed):
+            self._write(self._layers[number])
+        self._ring.forget()
+        self._swapped.record()
+
+    def _write(self, layer: _Layer) -> None:
+        """Bring a layer's tables to the card."""
+        cache = address(self._cache)
+        ram = address(self._driver.mapped(layer.ram)) if layer.rounds else 0
+        layer.host[0] = layer.homes.table(cache, ram)
+        for i, each in enumerate(layer.rounds):
+            layer.host[1 + i] = layer.homes.round_table(cache, *each)
+        self._driver.upload(layer.card, layer.host)
+
     def _take(self, banks: Banks, rounds: range, rows: int) -> Iterable[Banks]:
         """The rounds of a prompt of so many rows in a layer."""
         return self._ring.take(rounds) if rounds and rows >= self._stream_min else (banks,)
 
-    def _locked(self, layer: int) -> npt.NDArray[np.uint8]:
+    def _lock(self, layer: int) -> Bytes:
         """Page-locked RAM for the missing experts of a layer."""
         n, begun = self.placement.ram_bytes(layer), time.perf_counter()
         if not n:
             return np.empty(0, np.uint8)
-        ram = self._card.driver.pinned(n + ALIGNMENT)  # kernels read whole lines
-        self._ram.append(ram)
+        ram = self._driver.pinned(n + ALIGNMENT)  # kernels read whole lines
         now = time.perf_counter()
         self._locking += now - begun
-        done, whole = sum(each.size for each in self._ram), self.placement.missing_bytes
-        if now - self._reported >= REPORT_S or layer == len(self.placement.sizes) - 1:
+        self._locked += n
+        whole = self.placement.missing_bytes
+        if now - self._reported >= REPORT_S or self._locked == whole:
             self._reported = now
-            log(f"experts: {done / GIB:.1f} of {whole / GIB:.1f} GiB of RAM locked in {self._locking:.1f} s")
+            log(f"experts: {self._locked / GIB:.1f} of {whole / GIB:.1f} GiB of RAM locked in {self._locking:.1f} s")
         return ram[:n]
 
-    def _promise(self, stacks: Sequence[Weight], expert: int, begins: Sequence[int], target: Array, host: bool) -> None:
-        """Promise the matrices of an expert to the bytes of its place."""
+    def _promise(self, stacks: Sequence[Weight], expert: int, begins: Sequence[int], home: Array, host: bool) -> None:
+        """Promise the matrices of an expert to the bytes where it lies."""
         for w, begin in zip(stacks, begins, strict=True):
             source = flat(w.data[expert])
-            self._card.promise(Copy(source, target[begin : begin + source.size], host))
+            self._card.promise(Copy(source, home[begin : begin + source.size], host))
 
-    def _rounds(
-        self, layer: int, stacks: Sequence[Weight], at_cache: npt.NDArray[np.uint64], ram: npt.NDArray[Any]
-    ) -> Iterable[Round]:
-        """The rounds of a layer's missing experts; the first one has those of the cache as well."""
-        size, missing = self.placement.sizes[layer], self.placement.missing(layer)
-        first, table = 0, at_cache
-        for i, experts in enumerate(pieces(missing, size.n_bytes, self._ring.room)):
-            table = at_cache.copy() if i == 0 else np.zeros_like(at_cache)
-            begin = address(self._ring.buffer_of(self.rounds + i))
-            for expert in experts:
-                table[:, expert] = [begin + part for part in size.begins]
-                begin += size.n_bytes
-            source = ram[first * size.n_bytes : (first + len(experts)) * size.n_bytes]
-            yield Round(source, self._banks(stacks, table))
-            first += len(experts)
 
-    def _banks(self, stacks: Sequence[Weight], table: npt.NDArray[np.uint64]) -> Banks:
-        """A table on the card, for gate, up and down."""
-        there = self._card.fixed(table.nbytes)
-        self._card.upload(there, flat(table))
-        rows = there.view(np.uint64).reshape(table.shape)
-        gate, up, down = (Bank(w.type, w.rows, w.cols, row) for w, row in zip(stacks, rows, strict=True))
-        return gate, up, down
+def _banks(stacks: Sequence[Weight], table: Array) -> Banks:
+    """Gate, up and down by a table on the card."""
+    gate, up, down = (Bank(w.type, w.rows, w.cols, row) for w, row in zip(stacks, table, strict=True))
+    return gate, up, down

@@ -63,6 +63,9 @@ class Resident:
     experts   how many are wanted in VRAM; None: all of them, or it is an error
     """
 
+    store: ExpertStore | None
+    """Where experts lie that do not all fit; None where they do."""
+
     def __init__(
         self,
         pack: Pack,
@@ -108,7 +111,7 @@ class Resident:
             n_slots, n_checkpoints, meter.state = 1 + planned.n_slots, planned.n_checkpoints, 0
             measure(n_slots, n_checkpoints)
         self._open_arenas(meter)
-        share = 0.5
+        share, self.store = 0.5, None
         if tiers is not None:
             chunks, reserve, share = self._open_tiers(tiers, tape, stream_min)
         self.model = Model(pack, device, max_context)
@@ -154,7 +157,8 @@ class Resident:
             log(line)
         require_ram(planned.placement.missing_bytes, ram().free)
         remedy = "use a smaller --expert-cache"
-        self.device.tiers = ExpertStore(self.device, planned.placement, planned.ring_bytes, remedy, stream_min)
+        self.store = ExpertStore(self.device, planned.placement, planned.ring_bytes, remedy, stream_min)
+        self.device.tiers = self.store
         self.experts_in_vram, self.expert_bytes = planned.placement.in_cache, planned.placement.cache_bytes
         return planned.chunks, planned.reserve, tiers.share(planned.chunks[0])
 

@@ -58,9 +58,10 @@ PAIRS_OF_A_BLOCK: Final = 4096
 @dataclass(frozen=True, slots=True, eq=False)
 class Tally:
     """hits int32 (WINDOW_ROWS,) on the device: picks of a window's rows whose expert lies between two addresses, over
-    all layers of which one is the `first`."""
+    all layers of which one is the `first`. use int32 (experts,): how often the layer's experts were picked."""
 
     hits: DeviceArray
+    use: DeviceArray
     begin: int
     end: int
     first: bool
@@ -370,7 +371,8 @@ def count_hits(ids: DeviceArray, addresses: DeviceArray, tally: Tally) -> None:
     n, used = ids.shape
     pointers = [np.uint64(address(a)) for a in (ids, addresses)]
     between = np.uint64(tally.begin), np.uint64(tally.end)
-    arguments = (*pointers, *between, np.int32(used), np.int32(tally.first), np.uint64(address(tally.hits)))
+    counts = (np.uint64(address(a)) for a in (tally.hits, tally.use))
+    arguments = (*pointers, *between, np.int32(used), np.int32(tally.first), *counts)
     load_kernel("count_hits.cu", "count_hits")((1,), (32 * n,), arguments, shared_mem=0)
 
 

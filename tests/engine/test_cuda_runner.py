@@ -267,7 +267,8 @@ def test_requests_with_a_quarter_of_the_experts_in_vram_are_those_of_the_host_an
 ):
     spec = pack.spec
     quarter = spec.layers * spec.experts // 4
-    tiered = CudaRunner(pack, replace_options(device="cuda", batch=2, expert_cache=quarter), driver=any_card())
+    how = replace_options(device="cuda", batch=2, expert_cache=quarter, adapt_every=1, adapt_min_gain=0.0)
+    tiered = CudaRunner(pack, how, driver=any_card())
     tiered.warm()
     assert tiered.info()["expert_slots"] == quarter
     request = Request(ids(CHUNK + 3), 6, PENALISED, penalty_last_n=64)
@@ -282,6 +283,7 @@ def test_requests_with_a_quarter_of_the_experts_in_vram_are_those_of_the_host_an
     done = events[-1]
     assert done.lookups == 5 * spec.layers * spec.experts_used == done.hits + done.ram_blobs
     assert 0 < done.hits < done.lookups
+    assert " experts have changed places in " in tiered.costs and "; 0 experts" not in tiered.costs
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,9 @@ def test_every_working_option_reaches_its_field():
         "--batch 4 --prefill-beside 32 --short-read 16 --mtp d.gguf --spec 4 --spec-min-p 0.5 "
         "--suffix-draft 2 --mtp-window 4096 --draft-vocab v.txt --batch-mtp "
         "--plan --json --ram-limit-mib 5000 --kv-resident 30000 "
-        "--vram-reserve-mib 0 --expert-cache 100 --expert-profile hot --resident-experts --resident-cpu-experts "
+        "--vram-reserve-mib 0 --expert-cache 100 --expert-profile hot "
+        "--adapt-every 8 --adapt-swaps 9 --adapt-decay 0.5 --adapt-min-gain 2.5 "
+        "--resident-experts --resident-cpu-experts "
         "--resident-budget-gib 9 --mmap-experts --no-prefill-borrow --prefill-head-alias"
     )
     given = parse(line.split())
@@ -129,6 +131,10 @@ def test_every_working_option_reaches_its_field():
         vram_reserve_mib=0,
         expert_cache=100,
         expert_profile="hot",
+        adapt_every=8,
+        adapt_swaps=9,
+        adapt_decay=0.5,
+        adapt_min_gain=2.5,
         resident_experts=True,
         resident_cpu_experts=True,
         resident_budget_gib=9,

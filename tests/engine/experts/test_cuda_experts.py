@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from strata.engine.device.cuda import CudaDevice
+from strata.engine.experts.adapt import Swap
 from strata.engine.experts.placement import by_number
 from strata.engine.experts.plan import Asked
 from strata.engine.model import Rows
@@ -43,8 +45,9 @@ def made(driver, pack, asked: Asked | None, stream_min: int, chunk: int) -> Resi
     return resident
 
 
-def answer(resident: Resident, how: Sampling) -> Answer:
-    """A prompt of two chunks and a window, then tokens one after the other."""
+def answer(resident: Resident, how: Sampling, between: Callable[[], None] = lambda: None) -> Answer:
+    """A prompt of two chunks and a window, then tokens one after the other; `between`: what is done behind a window,
+    when the next one is under way."""
     n = resident.chunk
     ids = np.random.default_rng(5).integers(0, 900, 2 * n + 4).astype(np.int32)
     windows, state, found, hits = resident.windows, resident.state, [], []
@@ -60,11 +63,30 @@ def answer(resident: Resident, how: Sampling) -> Answer:
         state.advance(0, 1)
         state.reserve(0, 1)
         ticket = windows.step(ticket, state.length(0) + step)
+        between()
     ticket.wait()
     found.append(np.frombuffer(state.state_bytes(0), np.uint8))
     state.reset(0)
     state.check()
     return Answer(found, hits)
+
+
+def swapped(resident: Resident, how: Sampling, seed: int = 0) -> Answer:
+    """The same while experts of all layers change places behind every window."""
+    random, store = np.random.default_rng(seed), resident.store
+    before = store.resident
+
+    def swap() -> None:
+        swaps = []
+        for layer, held in enumerate(store.resident):
+            leaves, gets = (random.permutation(np.flatnonzero(each))[:3] for each in (held, ~held))
+            swaps += [Swap(layer, int(g), int(e)) for g, e in zip(gets, leaves, strict=False)]
+        store.swap(swaps)
+
+    got = answer(resident, how, swap)
+    assert (store.resident != before).any(1).all()
+    assert (store.resident.sum(1) == before.sum(1)).all(), "a swap is one for one"
+    return got
 
 
 def same(got: Answer, wanted: Answer) -> None:
@@ -109,6 +131,21 @@ def test_logits_texts_and_states_are_the_same_wherever_experts_lie(
             same(answer(resident, how), wanted)
 
 
+@pytest.mark.parametrize(
+    ("stream_min", "ring", "eager"), [(NEVER, 0, False), (1, 6, True), (1, 6, False), (1, 0, True)]
+)
+def test_experts_that_change_places_behind_every_window_change_no_bit(
+    emulated_card, pack, whole, stream_min, ring, eager
+):
+    """The prompts between come in place and through the ring, whose tables and bytes have changed."""
+    with emulated_card.plugged_in() as card:
+        driver = card.driver()
+        driver.eager = eager
+        resident = made(driver, pack, share_of(pack, 0.25, ring), stream_min, CHUNK)
+        for seed, how in enumerate((DRAWN, GREEDY, DRAWN)):
+            same(swapped(resident, how, seed), whole[how])
+
+
 def test_of_two_caches_that_share_no_expert_one_has_what_the_other_lacks(emulated_card, pack, whole):
     """Each picked expert is a hit in just one of them; that the texts are equal says that the picks are."""
     pairs = by_number(pack.spec.layers, pack.spec.experts)
@@ -141,4 +178,8 @@ def test_a_card_reads_experts_from_ram_with_the_bits_of_vram(new_card, packs, na
     pack, chunk = open_pack(packs[name]), 1200
     whole = answer(made(new_card(), pack, None, NEVER, chunk), DRAWN)
     for share, stream_min, ring in ((0.25, NEVER, 0), (0, NEVER, 0), (0.25, 1024, 6), (0, 1024, 0)):
-        same(answer(made(new_card(), pack, share_of(pack, share, ring), stream_min, chunk), DRAWN), whole)
+        resident = made(new_card(), pack, share_of(pack, share, ring), stream_min, chunk)
+        same(answer(resident, DRAWN), whole)
+        if share:
+            same(swapped(resident, DRAWN), whole)
+            same(answer(resident, DRAWN), whole)

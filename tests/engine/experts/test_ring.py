@@ -82,6 +82,23 @@ def test_bytes_that_came_before_ram_was_filled_are_copied_again(new_driver, eage
     assert seen[-1][1] == bytes([77]) * SIZE
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_copies_come_behind_the_swap_that_was_queued_before_them(new_driver, eager):
+    driver = new_driver(eager)
+    ring, numbers, ram = ring_of(driver, [1, 1], 2)
+    seen: list[tuple[int, bytes]] = []
+    for each in numbers:
+        read_layer(driver, ring, each, seen)
+    driver.synchronize()
+    for each in ram:
+        driver.add(lambda each=each: each.fill(77))
+    ring.forget()
+    for each in numbers:
+        read_layer(driver, ring, each, seen)
+    driver.synchronize()
+    assert {content for _, content in seen[4:]} == {bytes([77]) * SIZE}
+
+
 def test_rounds_that_are_still_there_are_not_copied_again(new_driver):
     driver = new_driver(True)
     ring, numbers, ram = ring_of(driver, [1, 1], 2)

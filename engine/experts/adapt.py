@@ -1,0 +1,58 @@
+"""Which experts change places: those that windows use and the cache lacks, for those that it holds and nobody uses.
+
+    for each layer: experts in RAM by use, those of at least LEAST_USE; experts in the cache by use, least first; paired
+    in this order, and a pair is kept when the first was used `min_gain` more often. Of all layers those with most gain
+
+Errors   none
+Cost     a sort of all pairs, some milliseconds, while a window runs
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+LEAST_USE: Final = 2.0
+F64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptRules:
+    """every: windows between two rounds · swaps: most of a round · decay: of the counts after a round · min_gain: picks
+    that a swap must gain. every or swaps 0: nothing moves."""
+
+    every: int = 4
+    swaps: int = 96
+    decay: float = 0.7
+    min_gain: float = 1.5
+
+    @property
+    def on(self) -> bool:
+        return min(self.every, self.swaps) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """An expert in RAM gets the slot of another one of its layer."""
+
+    layer: int
+    gets: int
+    leaves: int
+
+
+def choose(use: F64, resident: npt.NDArray[np.bool_], rules: AdaptRules) -> list[Swap]:
+    """The swaps of a round, those with most gain first; use, resident (layers, experts)."""
+    wanted = np.where(~resident & (use >= LEAST_USE), use, -np.inf)
+    held = np.where(resident, use, np.inf)
+    gets, leaves = (-wanted).argsort(1, kind="stable"), held.argsort(1, kind="stable")
+    of_gets, of_leaves = np.take_along_axis(wanted, gets, 1), np.take_along_axis(held, leaves, 1)
+    layers, ranks = np.nonzero(of_gets >= of_leaves + rules.min_gain)
+    gain = of_gets[layers, ranks] - of_leaves[layers, ranks]
+    best = (-gain).argsort(kind="stable")[: rules.swaps]
+    return [
+        Swap(int(layer), int(gets[layer, rank]), int(leaves[layer, rank]))
+        for layer, rank in zip(layers[best], ranks[best], strict=True)
+    ]
