@@ -90,6 +90,7 @@ class ExpertStore:
         self.use = card.fixed(4 * placement.pairs).view(np.int32).reshape(placement.begins.shape)
         self._spare = card.fixed(max(size.n_bytes for size in placement.sizes))
         self._layers: list[_Layer] = []
+        self._stale: set[int] = set()  # layers whose tables of rounds are not those of their homes
         self._swapped = card.driver.event()
         self._locked = 0
         self._locking = 0.0
@@ -121,13 +122,14 @@ class ExpertStore:
         card = self._card.fixed(host.nbytes).view(np.uint64).reshape(shape)
         rounds = tuple((buffer, first, n) for buffer, (first, n) in zip(buffers, parts, strict=True))
         self._layers.append(_Layer(homes, ram, rounds, host, card))
-        self._write(self._layers[-1])
+        self._write_places(self._layers[-1])
+        self._stale.add(layer)
         banks, *of_rounds = (_banks(stacks, table) for table in card)
         sources = [ram[first * n_bytes : (first + n) * n_bytes] for first, n in parts]
         numbers = self._ring.add([Round(*each) for each in zip(sources, of_rounds, strict=True)])
         begin = address(self._cache)
         tally = Tally(self.hits, self.use[layer], begin, begin + self._cache.size, layer == 0)
-        gate = replace(banks[0], rounds=partial(self._take, banks, numbers), tally=tally)
+        gate = replace(banks[0], rounds=partial(self._take, layer, banks, numbers), tally=tally)
         return tuple(Placed(w.type, w.shape, w.data, bank) for w, bank in zip(stacks, (gate, *banks[1:]), strict=True))
 
     def loaded(self) -> None:
@@ -136,7 +138,7 @@ class ExpertStore:
 
     def swap(self, swaps: Iterable[Swap]) -> None:
         """Exchange the bytes of experts in RAM and in the cache, and the tables that say where they are."""
-        self._swapped.wait()  # tables of the time before are on the card
+        self._swapped.wait()  # what was written to tables before is on the card
         changed = set()
         for each in swaps:
             layer = self._layers[each.layer]
@@ -148,22 +150,32 @@ class ExpertStore:
             self._driver.download(ram, self._spare[:n])
             changed.add(each.layer)
         for number in sorted(changed):
-            self._write(self._layers[number])
+            self._write_places(self._layers[number])
+        self._stale |= changed
         self._ring.forget()
         self._swapped.record()
 
-    def _write(self, layer: _Layer) -> None:
-        """Bring a layer's tables to the card."""
-        cache = address(self._cache)
+    def _write_places(self, layer: _Layer) -> None:
+        """Bring the table of a layer's experts in place to the card."""
         ram = address(self._driver.mapped(layer.ram)) if layer.rounds else 0
-        layer.host[0] = layer.homes.table(cache, ram)
-        for i, each in enumerate(layer.rounds):
-            layer.host[1 + i] = layer.homes.round_table(cache, *each)
-        self._driver.upload(layer.card, layer.host)
+        layer.host[0] = layer.homes.table(address(self._cache), ram)
+        self._driver.upload(layer.card[0], layer.host[0])
 
-    def _take(self, banks: Banks, rounds: range, rows: int) -> Iterable[Banks]:
+    def _write_rounds(self, layer: _Layer) -> None:
+        """Bring the tables of a layer's rounds to the card."""
+        for i, each in enumerate(layer.rounds):
+            layer.host[1 + i] = layer.homes.round_table(address(self._cache), *each)
+        self._driver.upload(layer.card[1:], layer.host[1:])
+        self._swapped.record()
+
+    def _take(self, layer: int, banks: Banks, rounds: range, rows: int) -> Iterable[Banks]:
         """The rounds of a prompt of so many rows in a layer."""
-        return self._ring.take(rounds) if rounds and rows >= self._stream_min else (banks,)
+        if not rounds or rows < self._stream_min:
+            return (banks,)
+        if layer in self._stale:
+            self._stale.remove(layer)
+            self._write_rounds(self._layers[layer])
+        return self._ring.take(rounds)
 
     def _lock(self, layer: int) -> Bytes:
         """Page-locked RAM for the missing experts of a layer."""
