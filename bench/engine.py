@@ -2,7 +2,8 @@
 
 Each test is run once to warm up and then `--runs` times. `pp N` reads N random ids and generates one token; `tg N`
 reads one id and generates N tokens greedily; `tg N @ D` does so after a prompt of D tokens. `pp N @ D` reads N ids
-behind D that the session holds; its runs follow each other, so each is N tokens deeper than the one before.
+behind D that the session holds; its runs follow each other, so each is N tokens deeper than the one before. Where not
+all experts lie in a card's memory, the share of those that were found there is a figure as well.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from strata.bench.engine_process import EngineFailed, EngineProcess, Generation, engine_command, pack_argument
 from strata.bench.report import Record, Report, pack_facts, show
 
+ALL = 100.0
+"""Percent."""
 FIRST_PLAIN_ID = 32
 """Random prompts avoid the first ids, which a tokenizer may give to controls."""
 
@@ -97,6 +100,7 @@ def measure(args: argparse.Namespace, todo: list[Case], console: Console) -> Rep
     """Runs the tests, interleaved, so that a slow minute of the machine meets all of them; those behind held tokens are
     run last, one after the other, since each goes on in the session of its own."""
     values: dict[str, list[float]] = {test.name: [] for test in todo}
+    cached: dict[str, list[float]] = {test.name: [] for test in todo}
     with EngineProcess(command(args, todo, runs=args.runs + 1, extra=args.extra)) as engine:
         vocab = int(engine.info.get("vocab", FIRST_PLAIN_ID))
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -106,6 +110,7 @@ def measure(args: argparse.Namespace, todo: list[Case], console: Console) -> Rep
                 bar.update(task, description=f"{test.name}, run {i} of {args.runs}")
                 if i:
                     values[test.name].append(test.rate(g))
+                    cached[test.name] += [] if g.done.hit_rate is None else [100 * g.done.hit_rate]
                 bar.advance(task)
         flags = {
             "device": args.device,
@@ -115,6 +120,9 @@ def measure(args: argparse.Namespace, todo: list[Case], console: Console) -> Rep
         }
     targets = {test: name for name, _, test in (word.partition("=") for word in args.target)}
     records = [Record.of(test.name, "tok/s", values[test.name], targets.get(test.name, "")) for test in todo]
+    if args.device != "host":
+        shares = {name: found for name, found in cached.items() if found and min(found) < ALL}
+        records += [Record.of(f"{name}: experts in VRAM", "%", found) for name, found in shares.items()]
     records.append(Record.of("start to READY", "s", [engine.start_s], targets.get("start", "")))
     return Report(tool="strata-bench engine", records=records, flags=flags, pack=pack_facts(args.pack))
 
