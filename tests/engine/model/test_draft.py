@@ -60,9 +60,7 @@ def test_the_drafts_of_a_recorded_residual_are_the_recorded_ones(made, golden):
     wanted = recorded["len17.global.last_logits"]
     assert distance(layer.logits(out[-len(wanted) :]), wanted) <= LIMIT[backend]
     other = recorded["len17.per_stream.last_logits"]  # eight bits do not tell the two norms apart
-    assert backend == "cpu" or distance(other, wanted) > 2 * LIMIT[backend], (
-        "nor does the recording"
-    )
+    assert backend == "cpu" or distance(other, wanted) > 2 * LIMIT[backend], "nor does the recording"
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
