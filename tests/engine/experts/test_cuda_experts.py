@@ -162,6 +162,7 @@ def test_of_two_caches_that_share_no_expert_one_has_what_the_other_lacks(emulate
     assert whole[DRAWN].hits == [None] * STEPS
 
 
+@pytest.mark.soak  # the emulated card takes most of a minute for float products
 def test_float_experts_come_in_rounds_as_well(emulated_card, packs):
     """Their hidden values are floats of all pairs, of which a round has computed some."""
     floats = open_pack(packs["odd-f32"])
