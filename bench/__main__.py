@@ -19,6 +19,7 @@ from strata.bench import (
     parking_test,
     peers,
     performance_page,
+    quality,
     read_join,
     score,
     serve,
@@ -41,7 +42,8 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "draft-vocab": (draft_vocab, "the tokens of a corpus that come most often, for the draft layer to propose"),
     "synth": (synthetic, "write a pack of the full geometry with random blocks, to measure with"),
     "score": (score, "held-out problems with exact answers: how many a pack gets right, task by task"),
-    "page": (performance_page, "write docs/performance.md from the figures in bench/results"),
+    "quality": (quality, "what K/V formats and budgets of sparse attention cost: perplexity and scores"),
+    "page": (performance_page, "write docs/performance.md and docs/quality.md from the figures in bench/results"),
 }
 
 

@@ -1,50 +1,58 @@
-"""`strata-bench page`: write docs/performance.md from the figures in bench/results.
+"""`strata-bench page`: write docs/performance.md and docs/quality.md from the figures in bench/results.
 
-The text around the figures is in docs/performance.in.md; the line `<!-- figures -->` there is replaced by one table
-per results file, newest first. No figure is typed by hand.
+The text around the figures is in docs/performance.in.md and docs/quality.in.md; the line `<!-- figures -->` there is
+replaced by one table per results file, newest first: those of `strata-bench quality` on their page, all others on the
+other. No figure is typed by hand.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from rich.console import Console
 
+from strata.bench import quality
 from strata.bench.report import Record, Report
 
 MARK = "<!-- figures -->"
+QUALITY: Final = f"strata-bench {quality.TOOL}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--results", type=Path, default=Path("bench/results"), help="folder of JSON files (bench/results)"
     )
-    parser.add_argument("--text", type=Path, default=Path("docs/performance.in.md"), help="the text around the figures")
-    parser.add_argument("--out", type=Path, default=Path("docs/performance.md"), help="the page (docs/performance.md)")
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of the pages and their texts (docs)")
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    text = args.text.read_text()
-    if MARK not in text:
-        console.print(f"{args.text}: has no line {MARK}")
-        return 2
-    args.out.write_text(page(text, args.results))
-    console.print(f"written: {args.out}")
+    for name in PAGES:
+        source, target = args.docs / f"{name}.in.md", args.docs / f"{name}.md"
+        text = source.read_text()
+        if MARK not in text:
+            console.print(f"{source}: has no line {MARK}")
+            return 2
+        target.write_text(page(text, args.results, name))
+        console.print(f"written: {target}")
     return 0
 
 
-def page(text: str, results: Path) -> str:
+def page(text: str, results: Path, name: str = "performance") -> str:
     """The whole page. Raises msgspec.DecodeError for a results file that is not one."""
     reports = [
         (path.name, msgspec.json.decode(path.read_bytes(), type=Report)) for path in sorted(results.glob("*.json"))
     ]
+    reports = [item for item in reports if (item[1].tool == QUALITY) is (name == "quality")]
     reports.sort(key=lambda item: item[1].date, reverse=True)
-    return text.replace(MARK, "\n\n".join(section(name, report) for name, report in reports))
+    return text.replace(MARK, "\n\n".join("\n".join([*head(*item), *PAGES[name](item[1])]) for item in reports))
 
 
-def section(name: str, report: Report) -> str:
+def head(name: str, report: Report) -> list[str]:
+    """What was measured where."""
     m = report.machine
     where = f"{m['cpu']}, {m['cores']} cores, {', '.join(m['vector'])}" + (f", {m['gpu']}" if "gpu" in m else "")
     pack = f"; pack `{report.pack['name']}`, {report.pack['bytes'] / 1e6:,.1f} MB" if report.pack else ""
@@ -52,8 +60,13 @@ def section(name: str, report: Report) -> str:
     lines = [f"### {report.tool}, {report.date[:10]}", "", f"{where}{pack}. {flags}. `bench/results/{name}`", ""]
     if report.checks:
         lines += [f"{sum(check.ok for check in report.checks)} of {len(report.checks)} checks hold.", ""]
-    lines += ["| target | work | median | min | max | unit | runs | peer | ratio |", "|" + " --- |" * 9]
-    return "\n".join([*lines, *(row(r) for r in report.records)])
+    return lines
+
+
+def table(report: Report) -> list[str]:
+    """A row a figure."""
+    top = ["| target | work | median | min | max | unit | runs | peer | ratio |", "|" + " --- |" * 9]
+    return [*top, *(row(r) for r in report.records)]
 
 
 def row(r: Record) -> str:
@@ -61,3 +74,9 @@ def row(r: Record) -> str:
     ratio = f"{r.median / r.peer['median']:.2f}" if r.peer else ""
     figures = " | ".join(f"{value:.2f}" for value in (r.median, r.min, r.max))
     return f"| {r.target} | {r.work} | {figures} | {r.unit} | {r.runs} | {peer} | {ratio} |"
+
+
+PAGES: Final[dict[str, Callable[[Report], list[str]]]] = {
+    "performance": table,
+    "quality": lambda report: quality.matrix(report.records),
+}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from strata.bench.performance_page import MARK, page, section
+from strata.bench.performance_page import MARK, head, page
 from strata.bench.report import Check, Record, Report, Summary, finish, pack_facts, percentile, show
 
 FLOATS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
@@ -68,6 +68,10 @@ def test_page_holds_every_figure_of_the_files_newest_first(tmp_path: Path):
     report(date="2026-02-01T00:00:00", tool="newer").write(tmp_path / "b.json")
     text = page(f"# Title\n\n{MARK}\n", tmp_path)
     assert text.index("newer") < text.index("older")
+    assert "quality" not in text
+    report(tool="strata-bench quality").write(tmp_path / "c.json")
+    assert page(f"# Title\n\n{MARK}\n", tmp_path) == text
+    assert "### strata-bench quality" in page(f"{MARK}\n", tmp_path, "quality")
     assert "| P17 | tg 64 | 20.00 | 10.00 | 30.00 | tok/s | 3 | llama.cpp 40.0 (39.0..41.0) | 0.50 |" in text
 
 
@@ -86,5 +90,5 @@ def test_a_check_that_fails_is_in_the_exit_code_the_output_and_the_file(tmp_path
     assert finish(checked, path, Console()) == 1
     assert "FAILED it [holds]: 2 of 3" in capsys.readouterr().out
     assert msgspec.json.decode(path.read_bytes(), type=Report).checks == checks
-    assert "1 of 2 checks hold" in section("r.json", checked)
+    assert "1 of 2 checks hold" in "\n".join(head("r.json", checked))
     assert finish(report(records=[], checks=checks[:1]), None, Console()) == 0
