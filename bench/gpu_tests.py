@@ -1,10 +1,11 @@
 """`python -m strata.bench.gpu_tests`: the tests on a card, and their outcome as a report.
 
-    python -m strata.bench.gpu_tests --json bench/results/gpu-tests.json [--workers 8] [--sanitize] [--only PATH ...]
+    python -m strata.bench.gpu_tests --json FILE [--workers 8] [--only PATH ...] [--sanitize [--every N]]
 
 First the tests of the kernels in several processes that share the card, then all others one after the other, since each
 of them takes the memory of a whole card. --sanitize: the tests of the kernels under compute-sanitizer's memcheck
-instead. A file of tests is a check of the report; a record is the seconds of a part.
+instead, which runs them a hundred times slower or more: --every N takes each N-th test of every file. A file of tests
+is a check of the report; a record is the seconds of a part.
 Exit code 1 when a test failed, or when none ran.
 """
 
@@ -28,6 +29,7 @@ from strata.bench.report import Check, Record, Report, show
 
 KERNELS = "tests/kernels/cuda"
 REST = ("tests/engine", "tests/server", "tests/bench")
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider")
 TOLD = 300
 """Characters of a failure in the report."""
 
@@ -43,11 +45,23 @@ class Part:
 
     def run(self, log: Path) -> int:
         """Pytest's exit code; the results lie in `log`."""
-        argv = [*self.under, sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
-        return subprocess.run([*argv, f"--junitxml={log}", *self.words, *self.paths], check=False).returncode
+        words = [f"--junitxml={log}", *self.words, *self.paths]
+        return subprocess.run([*self.under, *PYTEST, *words], check=False).returncode
 
 
-def parts(only: Sequence[str], workers: int, sanitize: bool) -> list[Part]:
+def sampled(paths: Sequence[str], every: int) -> list[str]:
+    """Names of the tests on a card: of every file the first and each `every`-th after it."""
+    found = subprocess.run(
+        [*PYTEST, "-o", "addopts=", "--collect-only", *paths], capture_output=True, text=True, check=False
+    ).stdout
+    by_file: dict[str, list[str]] = defaultdict(list)
+    for line in found.splitlines():
+        if "::" in line:
+            by_file[line.partition("::")[0]].append(line.strip())
+    return [name for names in by_file.values() for name in names[::every]]
+
+
+def parts(only: Sequence[str], workers: int, sanitize: bool, every: int = 1) -> list[Part]:
     """Raises FileNotFoundError when the sanitizer is not there."""
     shared = ("-n", str(workers)) if workers > 1 else ()
     if sanitize:
@@ -55,7 +69,10 @@ def parts(only: Sequence[str], workers: int, sanitize: bool) -> list[Part]:
         if not program:
             raise FileNotFoundError("compute-sanitizer is not on the PATH: it comes with the CUDA toolkit")
         under = (program, "--tool", "memcheck", "--target-processes", "all", "--error-exitcode", "9")
-        return [Part("kernels under memcheck", tuple(only) or (KERNELS,), shared, under)]
+        paths = tuple(only) or (KERNELS,)
+        if every > 1:
+            paths = tuple(sampled(paths, every))
+        return [Part("kernels under memcheck", paths, ("-v", *shared), under)]
     kernels = [p for p in only if p.startswith(KERNELS)] if only else [KERNELS]
     rest = [p for p in only if not p.startswith(KERNELS)] if only else list(REST)
     found = [Part("kernels", tuple(kernels), shared), Part("engine, server and tools", tuple(rest))]
@@ -107,11 +124,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
     parser.add_argument("--workers", type=int, default=8, help="processes for the kernels' tests (8)")
     parser.add_argument("--sanitize", action="store_true", help="the kernels' tests under compute-sanitizer memcheck")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="with --sanitize: each N-th test (1: all)")
     parser.add_argument("--only", nargs="*", default=[], metavar="PATH", help="these files or folders of tests")
     args = parser.parse_args(argv)
     console, records, all_checks, failed = Console(), [], [], False
     try:
-        todo = parts(args.only, args.workers, args.sanitize)
+        todo = parts(args.only, args.workers, args.sanitize, max(1, args.every))
     except FileNotFoundError as error:
         console.print(str(error))
         return 2
@@ -123,7 +141,7 @@ def main(argv: list[str] | None = None) -> int:
         failed |= code != 0
         records.append(Record.of(f"{part.name}: {len(found)} tests", "s", [time.monotonic() - begun]))
         all_checks += [Check(f"{part.name}: exit code", code == 0, str(code)), *checks(part.name, found)]
-    flags = {"workers": args.workers, "sanitize": args.sanitize, "only": args.only}
+    flags = {"workers": args.workers, "sanitize": args.sanitize, "every": args.every, "only": args.only}
     report = Report(tool="gpu_tests", records=records, checks=all_checks, flags=flags)
     show(report, console)
     if args.json:

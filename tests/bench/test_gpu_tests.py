@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from strata.bench.gpu_tests import KERNELS, REST, checks, main, outcomes, parts
+from strata.bench.gpu_tests import KERNELS, REST, checks, main, outcomes, parts, sampled
 
 JUNIT = """<testsuites><testsuite>
 <testcase classname="tests.kernels.cuda.test_a" name="one"/>
@@ -37,3 +37,12 @@ def test_a_run_without_tests_is_no_success(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     assert main(["--only", "test_nothing.py", "--workers", "1", "--json", str(tmp_path / "r.json")]) == 1
     assert '"ok": false' in (tmp_path / "r.json").read_text().replace(":false", ": false")
+
+
+def test_a_sample_has_sampled_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    for name, n in (("a", 5), ("b", 1)):
+        tests = "".join(f"@pytest.mark.gpu\ndef test_{i}(): pass\n" for i in range(n))
+        (tmp_path / f"test_{name}.py").write_text(f"import pytest\n{tests}def test_host(): pass\n")
+    monkeypatch.chdir(tmp_path)
+    assert sampled(["."], 3) == ["test_a.py::test_0", "test_a.py::test_3", "test_b.py::test_0"]
