@@ -48,7 +48,8 @@ DENSE = {
     "head": ("Q5_K", (248320,), HIDDEN),
 }
 """Name -> type, rows of each matrix, columns. Up and small are Q8_0, since their rows are no whole blocks of Q6_K."""
-EXPERT_TYPES = ("IQ3_S", "IQ4_NL")
+EXPERT_TYPES = ("IQ3_S_CARD", "IQ4_NL")
+"""Of gate and up, of down, as a card keeps them."""
 LAYER = ("down", "up", "in", "out", "down", "up", "gates", "small", "experts")
 LAYERS = 4
 REPLAYS = 9
@@ -78,7 +79,7 @@ TABLE_WAYS = (
     RowTuning(table_room=64 << 10, lanes=1, depth=1),
     RowTuning(table_room=64 << 10, warps=16),
 )
-"""Of experts, beside WAYS: copies of the table of IQ3_S."""
+"""Of experts, beside WAYS: copies of the table of a type that has one."""
 WINDOW_WAYS = (
     Tuning(together=False, row=RowTuning(bulk=False)),
     Tuning(together=False, row=RowTuning(warps=12)),
@@ -145,10 +146,10 @@ def dense(bench: Bench, name: str, n: int, copies: int | None = None) -> Case:
     return Case(name, n, [lambda t, s=s: launch(s, t) for s in sets], one * count, check)  # type: ignore[misc]
 
 
-def experts(bench: Bench, n: int, layers: int = LAYERS) -> Case:
-    """The picked experts of some layers: gate, up and down."""
+def experts(bench: Bench, n: int, types: Sequence[str], layers: int = LAYERS) -> Case:
+    """The picked experts of some layers: gate, up and down. types: of gate and up, of down."""
     shapes = ((EXPERTS, INNER, HIDDEN), (EXPERTS, INNER, HIDDEN), (EXPERTS, HIDDEN, INNER))
-    kinds = (EXPERT_TYPES[0], EXPERT_TYPES[0], EXPERT_TYPES[1])
+    kinds = (types[0], types[0], types[1])
     stacks = [[bench.weight(k, *s) for k, s in zip(kinds, shapes, strict=True)] for _ in range(layers)]
     banks = [[bench.bank(w) for w in stack] for stack in stacks]
     picked = [np.stack([bench.rng.permutation(EXPERTS)[:USED] for _ in range(n)]) for _ in range(layers)]
@@ -299,6 +300,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write the records here as JSON")
     parser.add_argument("--only", default=",".join((*DENSE, "experts", "layer")), help="cases, by comma")
     parser.add_argument("--rows", default="1,8", help="rows of a window, by comma")
+    parser.add_argument("--experts", default=",".join(EXPERT_TYPES), help="types of gate and up, and of down")
     parser.add_argument("--ways", action="store_true", help="also time other ways to cut the products")
     args = parser.parse_args(argv)
     only, console = args.only.split(","), Console(width=150)
@@ -311,7 +313,7 @@ def main(argv: list[str] | None = None) -> int:
     }
     for n, cases in sets.items():
         if "experts" in wanted:
-            cases["experts"] = experts(bench, n)
+            cases["experts"] = experts(bench, n, args.experts.split(","))
         if "layer" in only:
             cases["layer"] = layer(bench, cases, n)
     alone = [case for cases in sets.values() for case in cases.values() if case.name != "layer"]

@@ -22,6 +22,12 @@ code and scale of each type (d, dmin: the block's half-precision scales; s, m: i
     IQ1_S, IQ1_M     code 8*grid +- 1   scale d*(2s + 1)/8     (grid -1, 0, 1; the delta of 1/8 becomes the +- 1)
     MXFP4            code 2*e2m1 (0..12)  scale 2^(e - 128)
 
+A *card form* is another layout of a file's type, with the same codes and scales and so the same products. It is made
+when a matrix comes to a card for good (cuda/repack.py), never in a file; CARD_FORMS names them. A block is
+
+    IQ3_S_CARD   d, two bytes of 0; four bytes, s of span i (32 weights) low and of span i + 4 high; 16 bytes a span,
+                 byte j with n = (code + 15) / 2 of weight j low and of weight 16 + j high
+
 Source: the GGUF tensor types as ggml defines them; `gguf.quants` is the independent check in the tests.
 """
 
@@ -39,8 +45,9 @@ import numpy.typing as npt
 class TensorType:
     """One GGUF tensor type.
 
-    `ggml_id` the number in the file · `block` values per block · `block_bytes` bytes per block · `group` values per
-    scale group, 0 for the float types · `has_offset` whether a group also carries an additive offset.
+    `ggml_id` the number in the file, of a card form that and CARD_ONLY · `block` values per block · `block_bytes` bytes
+    per block · `group` values per scale group, 0 for the float types · `has_offset` whether a group also carries an
+    additive offset.
     """
 
     name: str
@@ -56,6 +63,11 @@ class TensorType:
         return self.group == 0
 
     @property
+    def is_card_form(self) -> bool:
+        """In no file: a card's own layout of another type. A matrix begins at a multiple of 8 bytes."""
+        return self.ggml_id >= CARD_ONLY
+
+    @property
     def sums(self) -> int:
         """Activations whose sum a product needs together, for the offset of their group; 0 without offsets."""
         return self.group if self.has_offset else 0
@@ -66,6 +78,8 @@ class TensorType:
             raise ValueError(f"a row of {cols} values is no whole number of {self.name} blocks of {self.block}")
         return cols // self.block * self.block_bytes
 
+
+CARD_ONLY: Final = 1 << 16
 
 _TYPES: Final = (
     TensorType("F32", 0, 1, 4, 0),
@@ -94,8 +108,13 @@ _TYPES: Final = (
     TensorType("Q2_0", 42, 64, 18, 32),
 )
 
+_CARD_TYPES: Final = (TensorType("IQ3_S_CARD", CARD_ONLY + 21, 256, 136, 32),)
+
 BY_ID: Final = MappingProxyType({t.ggml_id: t for t in _TYPES})
-BY_NAME: Final = MappingProxyType({t.name: t for t in _TYPES})
+"""Types of files."""
+BY_NAME: Final = MappingProxyType({t.name: t for t in (*_TYPES, *_CARD_TYPES)})
+CARD_FORMS: Final = MappingProxyType({BY_ID[t.ggml_id - CARD_ONLY].name: t for t in _CARD_TYPES})
+"""The card form of a file's type, by its name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -135,7 +135,7 @@ def _check(weights: Sequence[Weight], x: DeviceArray) -> int:
 
 def check_address(kind: TensorType, at: int) -> None:
     """A weight must begin where its kernel can read it."""
-    wanted = _ALIGNMENT if kind.is_float else 4
+    wanted = _ALIGNMENT if kind.is_float else 8 if kind.is_card_form else 4
     require(at % wanted == 0, f"a {kind.name} weight must begin at a multiple of {wanted} bytes, got {at:#x}")
 
 

@@ -50,7 +50,7 @@ MOST_BESIDE: Final = 16
 """Warps of a block of one row whose registers leave room for a block of the next kernel, whatever its shared memory."""
 ALONE_COLUMNS: Final = 2
 ALONE_PAIRS: Final = 32
-ALONE_BYTES: Final = 128 << 10
+ALONE_BYTES: Final = 144 << 10
 """Rows of activations of an item, pairs, and bytes of weights of a block, from which a block takes a whole
 multiprocessor: its registers, and room for terms and inputs."""
 
@@ -155,6 +155,11 @@ NUMBERS: Final = (
 
 def _round(n: int, to: int) -> int:
     return -(-n // to) * to
+
+
+def apart(card: Card) -> int:
+    """Bytes of which a multiprocessor does not hold two blocks."""
+    return min(card.shared_multiprocessor // 2 - STATIC + 128, card.shared_block - STATIC)
 
 
 def _odd_quads(floats: int) -> int:
@@ -358,6 +363,8 @@ class _Cut:
             at[name] = begin
             begin += _round(size, 128)
         del at["at_inputs"]
+        if tuning.apart:
+            begin = max(begin, apart(job.card))
         return RowPlan(
             spans=self.spans, columns=job.columns, lanes=job.lanes, warps=warps, depth=depth,
             bulk=job.card.arch >= BULK_ARCH if tuning.bulk is None else tuning.bulk,

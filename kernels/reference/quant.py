@@ -236,6 +236,11 @@ def _iq3_s(b: U8) -> Parts:
     return codes, _odd_scales(_half(b[:, :2]), _planes(b[:, 106:], 4, 1), 1), None
 
 
+def _iq3_s_card(b: U8) -> Parts:
+    codes = _planes(b[:, 8:], 4, 16).astype(np.int8) * np.int8(2) - np.int8(15)
+    return codes, _odd_scales(_half(b[:, :2]), _planes(b[:, 4:8], 4, 4), 1), None
+
+
 def _with_delta(index: npt.NDArray, negative: npt.NDArray) -> I8:
     """Eight times the grid values, plus or minus one: index and sign (n, 32) of eight values each."""
     codes = grid("IQ1_S")[index] * np.int8(8)
@@ -277,6 +282,7 @@ _UNPACK: dict[str, Callable[[U8], Parts]] = {
     "IQ2_S": _iq2_s,
     "IQ3_XXS": _iq3_xxs,
     "IQ3_S": _iq3_s,
+    "IQ3_S_CARD": _iq3_s_card,
     "IQ1_S": _iq1_s,
     "IQ1_M": _iq1_m,
     "MXFP4": _mxfp4,

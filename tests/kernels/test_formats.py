@@ -15,8 +15,8 @@ from strata.kernels.reference.fma import fma
 from strata.kernels.reference.linear import dequantize, lanes, linear, ordered_linear
 from strata.kernels.reference.quant import MXFP4_VALUES, quantize, unpack
 
-QUANTISED = [t for t in BY_ID.values() if not t.is_float]
-KNOWN_TO_GGUF = [t for t in QUANTISED if t.name != "Q2_0"]
+QUANTISED = [t for t in BY_NAME.values() if not t.is_float]
+KNOWN_TO_GGUF = [t for t in QUANTISED if t.name != "Q2_0" and not t.is_card_form]
 
 
 def round_to_float32(x: Fraction) -> np.float32:

@@ -343,6 +343,19 @@ struct IQ3_S {
     NO_OFFSET
 };
 
+// IQ3_S as a card keeps it: a code is 2 n - 15 for four bits n, so 8 * code is n in the upper bits with the highest flipped, and 8.
+struct IQ3_S_CARD {
+    FORMAT(256, 136, 32, 0, NATIVE, 4, 0, WORD, 8)
+    DEVICE static void span(const u8* p, int s, int t, Grid, u32& c0, u32& c1) {
+        u32 w = load4<4>(p + 8 + 16 * s + 4 * t);
+        c0 = (w << 4 & 0xF0F0F0F0u) ^ 0x88888888u, c1 = (w & 0xF0F0F0F0u) ^ 0x88888888u;
+    }
+    DEVICE static float scale(const u8* p, int g) {
+        return odd_scale(half_at(p), 0.125f, p[4 + (g & 3)] >> (g & 4) & 15);
+    }
+    NO_OFFSET
+};
+
 // The table of the IQ1 types holds 8 * grid + 1 + 128 in every byte: a delta of -1 subtracts 2 without a borrow.
 DEVICE u32 with_delta(u32 biased, bool negative) { return (biased - (negative ? 0x02020202u : 0)) ^ 0x80808080u; }
 

@@ -402,3 +402,40 @@ struct Item<IQ3_S> {
         }
     }
 };
+
+// Four bits n of a code 2 n - 15, two of them a byte: 16 n where they lie high. All as 8 * code, with the sum of the activations.
+template <>
+struct Item<IQ3_S_CARD> {
+    typedef int Sum;
+    enum { ORDER = NATIVE, FOLD = 1, ODD_CODES = 0, PER = 1 };
+
+    template <int S>
+    DEVICE static void run(float (&terms)[S], const u8* p, int first, Grid, const u8* q, const int* sums) {
+        static_assert(S == 4, "an item of IQ3_S_CARD is half a block");
+        const u8* fields = p + 8 + 16 * first;
+        const int4 of = *(const int4*)sums;
+        int low[4], high[4];
+#pragma unroll
+        for (int s = 0; s < 4; s++) low[s] = 0, high[s] = MAGIC_BITS - 120 * (s == 0 ? of.x : s == 1 ? of.y : s == 2 ? of.z : of.w);
+#pragma unroll
+        for (int s = 0; s < 4; s++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint2 w = *(const uint2*)(fields + 16 * s + 8 * h);
+                const uint4 v = inputs_of(q, s, h);
+                low[s] = dot_unsigned(w.x & 0x0F0F0F0Fu, v.x, low[s]);
+                high[s] = dot_unsigned(w.x & 0xF0F0F0F0u, v.y, high[s]);
+                low[s] = dot_unsigned(w.y & 0x0F0F0F0Fu, v.z, low[s]);
+                high[s] = dot_unsigned(w.y & 0xF0F0F0F0u, v.w, high[s]);
+            }
+        const uint2 head = *(const uint2*)p;
+        const u32 scales = head.y >> first & 0x0F0F0F0Fu;
+        const float d = half_value((u16)head.x), quarter = d * 0.25f, less = d * -31.875f;
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            // (2 n + 1) d / 8 as (128 + n) d / 4 - 255 d / 8, exact
+            const float scale = fmaf(float_bits(permute(scales, 0x43000000u, 0x7044 + (s << 8))), quarter, less);
+            terms[s] = term(16 * low[s] + high[s], scale);
+        }
+    }
+};

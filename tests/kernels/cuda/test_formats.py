@@ -13,10 +13,10 @@ import pytest
 
 from strata.kernels.cuda import compile as cuda_compile
 from strata.kernels.cuda.tables import GRID_OF, table
-from strata.kernels.formats import BY_ID, TensorType
+from strata.kernels.formats import BY_NAME, TensorType
 from strata.kernels.reference.quant import unpack
 
-QUANTISED = [t for t in BY_ID.values() if not t.is_float]
+QUANTISED = [t for t in BY_NAME.values() if not t.is_float]
 HERE = Path(__file__).resolve().parent
 
 

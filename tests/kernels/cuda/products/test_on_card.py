@@ -7,12 +7,12 @@ import pytest
 
 from strata.kernels.cuda import product
 from strata.kernels.cuda.plans import Tuning
-from strata.kernels.formats import BY_ID, TensorType
+from strata.kernels.formats import BY_NAME, TensorType
 from strata.kernels.reference.linear import dequantize
 
 pytestmark = pytest.mark.gpu
 
-TYPES = list(BY_ID.values())
+TYPES = list(BY_NAME.values())
 
 
 def columns(kind: TensorType) -> int:
@@ -65,6 +65,7 @@ def test_long_rows_and_many_matrices_have_the_bits_of_the_written_order(device, 
 
 TRIPLES = [
     ("IQ3_S", "IQ3_S", "IQ4_NL"),
+    ("IQ3_S_CARD", "IQ3_S_CARD", "IQ4_NL"),
     ("IQ2_XS", "IQ2_XS", "Q2_0"),
     ("Q4_K", "Q6_K", "Q5_1"),
     ("Q2_0", "Q2_0", "Q2_0"),

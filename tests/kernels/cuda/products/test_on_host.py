@@ -16,6 +16,7 @@ WINDOWS = [
     ("Q4_1", 40, 1120, 1, Tuning(together=True, ring=4)),
     ("Q6_K", 75, 1280, 1, Tuning(together=True, ring=8)),
     ("IQ3_S", 40, 512, 9, Tuning(together=True, ring=4)),
+    ("IQ3_S_CARD", 40, 512, 9, Tuning(together=True, ring=4)),
     ("Q2_K", 33, 512, 8, Tuning(together=True, rows=16, ring=2, stages=2)),
     ("Q6_K", 21, 1024, 5, Tuning(together=True, rows=16, ring=2)),
     ("Q6_K", 40, 512, 11, Tuning(together=True, rows=8)),
@@ -41,7 +42,9 @@ def test_large_matrices_go_through_tiles_and_small_ones_do_not():
     assert not together(13 << 20, 8, Tuning(together=False)) and together(1, 1, Tuning(together=True))
 
 
-@pytest.mark.parametrize("name, rows, cols, n", [("Q5_1", 140, 288, 17), ("IQ2_S", 20, 512, 19)])
+@pytest.mark.parametrize(
+    "name, rows, cols, n", [("Q5_1", 140, 288, 17), ("IQ2_S", 20, 512, 19), ("IQ3_S_CARD", 20, 512, 19)]
+)
 def test_a_prompt_has_the_bits_of_the_written_order(host, random_weight, name, rows, cols, n):
     host.check_linear([random_weight(name, rows, cols)], n)
 
@@ -78,6 +81,9 @@ MIXTURES = [
     (("IQ3_S", "IQ3_S", "IQ4_NL"), 96, 512, 5, 3, 6, (2,)),
     (("Q4_K", "Q6_K", "Q8_0"), 64, 256, 3, 2, 4, ()),
     (("IQ3_S", "IQ3_S", "IQ4_NL"), 96, 512, 1, 5, 8, (2, 7)),
+    (("IQ3_S_CARD", "IQ3_S_CARD", "IQ4_NL"), 96, 512, 5, 3, 6, (2,)),
+    (("IQ3_S_CARD", "IQ3_S_CARD", "IQ4_NL"), 96, 512, 1, 5, 8, (2, 7)),
+    (("IQ3_S_CARD", "IQ3_S_CARD", "IQ4_NL"), 96, 512, 21, 3, 6, ()),
     (("Q4_K", "Q6_K", "Q8_0"), 64, 256, 1, 4, 5, ()),
     (("BF16", "BF16", "BF16"), 40, 132, 4, 3, 5, (1, 3)),
     (("IQ3_S", "IQ3_S", "IQ4_NL"), 96, 512, 21, 3, 6, ()),
@@ -108,7 +114,7 @@ def test_a_joined_result_is_added_behind_its_gate(host, written, random_weight, 
     np.testing.assert_array_equal(host.download(out), want)
 
 
-@pytest.mark.parametrize("name", ["Q2_0", "IQ1_M", "Q5_K", "F16"])
+@pytest.mark.parametrize("name", ["Q2_0", "IQ1_M", "IQ3_S_CARD", "Q5_K", "F16"])
 def test_dequantised_rows_have_the_bits_of_the_reference(host, random_weight, name):
     w = random_weight(name, 12, 512 if BY_NAME[name].block == 256 else 320)
     rows = np.array([3, 0, 11, 3], np.int64)
