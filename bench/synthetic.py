@@ -182,10 +182,10 @@ def vector(name: str, shape: Shape, rng: np.random.Generator) -> U8:
 
 
 def vocabulary(g: Geometry) -> list[tuple[str, str, Any]]:
-    """A stand-in: the 256 bytes, numbered names, and the words that begin and end a turn from `ngram_eos` on."""
+    """A stand-in: the 256 bytes, one merge, numbered names, and the words of a turn's ends from `ngram_eos` on."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = [chr(b) for b in plain] + [chr(256 + i) for i in range(256 - len(plain))]
-    tokens = letters + [f"t{i}" for i in range(256, g.vocab)]
+    tokens = [*letters, "!!", *(f"t{i}" for i in range(257, g.vocab))]
     kinds = [1] * g.vocab
     for i, word in enumerate(SPECIAL):
         tokens[g.ngram_eos + i], kinds[g.ngram_eos + i] = word, 3

@@ -12,6 +12,7 @@ Cost     248,320 tokens and 247,556 merges load in 1.3 s of CPU time; encoding r
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from strata.server.chat.errors import VocabularyError
 from strata.server.chat.gguf_metadata import Value, read_metadata
 
 T = TypeVar("T")
+log = logging.getLogger("strata")
 
 # The library would start a thread per core, beside an engine that needs them, and complain about forks afterwards.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -265,9 +267,12 @@ def _bpe(tokens: Sequence[str], types: Sequence[int], merges: Sequence[str], pat
     pairs: list[tuple[str, str]] = []
     for i, merge in enumerate(merges):
         left, _, right = merge.partition(" ")
-        if left not in vocab or right not in vocab or left + right not in vocab:
+        if left not in vocab or right not in vocab:
             raise VocabularyError(f"'tokenizer.ggml.merges': merge {i}, {merge[:80]!r}, is not about normal tokens")
-        pairs.append((left, right))
+        if left + right in vocab:
+            pairs.append((left, right))
+    if idle := len(merges) - len(pairs):
+        log.warning("tokenizer.ggml.merges: %d of %d would make no token of the pack: ignored", idle, len(merges))
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

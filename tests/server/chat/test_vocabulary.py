@@ -145,6 +145,16 @@ def test_a_pack_with_unusable_tokenizer_data_is_not_named(
     assert "\n" not in str(raised.value)
 
 
+def test_a_merge_that_makes_no_token_is_fatal_or_changes_ids(
+    tokenizer_pairs: dict[str, Any], vocabulary: Vocabulary, caplog: pytest.LogCaptureFixture
+) -> None:
+    merges = ["! Q", *tokenizer_pairs["tokenizer.ggml.merges"]]
+    assert "!Q" not in tokenizer_pairs["tokenizer.ggml.tokens"]
+    odd = Vocabulary(*(tokenizer_pairs[f"tokenizer.ggml.{key}"] for key in ("tokens", "token_type")), merges)
+    assert odd.encode("Quiet! No!Q") == vocabulary.encode("Quiet! No!Q")
+    assert "1 of" in caplog.text
+
+
 def test_a_vocabulary_of_the_real_size_loads_for_minutes(
     tokenizer_pairs: dict[str, Any], tmp_path: Path, write_gguf: Callable[..., Path]
 ) -> None:
