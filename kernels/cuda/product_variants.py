@@ -18,7 +18,7 @@ from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.lanes import lanes_plan, vector_width
 from strata.kernels.cuda.plans import DENSE, DOWN, GATE_UP, PAIRS
 from strata.kernels.cuda.product import lanes_constants
-from strata.kernels.formats import BY_NAME, TensorType
+from strata.kernels.formats import BY_NAME, CARD_FORMS, TensorType
 
 _KIB: Final = 1 << 10
 CARDS: Final = {
@@ -79,6 +79,8 @@ def _blocks(
                 if mode == GATE_UP:
                     yield "product_prompt.cu", tile.constants(kind, mode, kind)
     yield "dequantize.cu", {"TYPE": kind.name}
+    if kind.name in CARD_FORMS:
+        yield "repack.cu", {"TYPE": kind.name}
 
 
 def _floats(card: Card, kind: TensorType, modes: Sequence[str]) -> Iterator[tuple[str, Constants]]:
