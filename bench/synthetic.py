@@ -54,6 +54,7 @@ NARROWER: Final = {
 TYPES: Final = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", *NARROWER)
 QUIET: Final = ("attn_output", "ssm_out", "ffn_down", "ple_value")
 """Matrices that write into the residual streams."""
+BUFFER_BYTES = 1 << 22
 POOL_BYTES: Final = 16 << 20
 ALIGNMENT: Final = gguf.GGUF_DEFAULT_ALIGNMENT
 SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -257,7 +258,7 @@ def write(path: Path, g: Geometry, types: Types, pools: Pools, console: Console,
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     try:
         header(part, g, held, draft)
-        with part.open("ab") as file, Progress(*columns, console=console, transient=True) as bar:
+        with part.open("ab", BUFFER_BYTES) as file, Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(path.name, total=total)
             file.write(b"\0" * (-file.tell() % ALIGNMENT))
             for t in held:
