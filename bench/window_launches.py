@@ -56,13 +56,14 @@ class Launch:
 class _Picks:
     """The experts of the last router, in memory where no later launch writes."""
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: _Picks | None = None) -> None:
         self._all: list[Any] = []
         self._begin = self._end = 0
+        self._earlier = earlier
 
     def hold(self, picked: Any) -> None:
-        """What a router has just written."""
-        self._all.append(picked.copy())
+        """What a router has just written, or the same router earlier."""
+        self._all.append(picked.copy() if self._earlier is None else self._earlier._all[len(self._all)])
         self._begin, self._end = int(picked.data.ptr), int(picked.data.ptr) + picked.nbytes
 
     def held(self, argument: Any) -> Any:
@@ -98,6 +99,26 @@ class Launches:
         with mock.patch.object(Kernel, "__call__", call):
             work()
         return cls(found, picks)
+
+    @classmethod
+    def planned(cls, work: Callable[[], Any], done: Launches) -> Launches:
+        """What the work would launch if it were done again, perhaps by other kernels: nothing runs, and the experts are
+        those of `done`."""
+        found: list[Launch] = []
+        picks = _Picks(done._picks)
+
+        def call(kernel: Kernel, grid: Any, block: Any, args: tuple[Any, ...], shared_mem: int = 0) -> None:
+            found.append(Launch(kernel, grid, block, tuple(picks.held(a) for a in args), shared_mem))
+            if kernel.name in PICKED:
+                picks.hold(args[PICKED[kernel.name]])
+
+        with mock.patch.object(Kernel, "__call__", call):
+            work()
+        return cls(found, picks)
+
+    def change(self, how: Callable[[Launch], Launch]) -> None:
+        """Each launch is another from now on."""
+        self._all = [how(launch) for launch in self._all]
 
     def __iter__(self) -> Iterator[Launch]:
         return iter(self._all)

@@ -10,7 +10,7 @@ Errors   ValueError when a product does not fit the card's shared memory, with t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -202,7 +202,7 @@ def row_plan(
         for way in _BESIDE if beside == 2 else _ALONE:
             plan = job.plan(way)
             if plan.shared <= limits[beside]:
-                return plan
+                return replace(plan, shared=max(plan.shared, apart(card))) if tuning.apart else plan
     raise ValueError(
         f"{max(n * used, n)} rows of {cols} inputs with {kind.name} take {plan.shared} bytes of shared memory, "
         f"the card gives a block {card.shared_block}; send fewer rows"
@@ -363,8 +363,6 @@ class _Cut:
             at[name] = begin
             begin += _round(size, 128)
         del at["at_inputs"]
-        if tuning.apart:
-            begin = max(begin, apart(job.card))
         return RowPlan(
             spans=self.spans, columns=job.columns, lanes=job.lanes, warps=warps, depth=depth,
             bulk=job.card.arch >= BULK_ARCH if tuning.bulk is None else tuning.bulk,
