@@ -11,8 +11,8 @@
 // A block has a run of tiles, one below the other, for the same columns. Its steps follow each other without a gap: while
 // the last step of a tile is multiplied, the first of the next one is fetched and unpacked.
 //
-// Constants: TYPE a format, BM (64, 128), MT (2, 4), NT, BLOCKS of a multiprocessor, CHUNKS of raw bytes held (1, 2), COPIES
-// of the table, SHARED bytes that prompt_plans.py asks for, and MODE:
+// Constants: TYPE a format, BM (64, 128), MT (2, 4), NT, BLOCKS of a multiprocessor, CHUNKS of raw bytes held (1, 2), PARTS
+// (1, 2, 4) of what a step copies, COPIES of the table, SHARED bytes that prompt_plans.py asks for, and MODE:
 //   DENSE    several matrices of one type with the same input; out (n, rows) each
 //   GATE_UP  experts by tile list: BM / 2 rows of gate and of up; out (pairs, rows) = silu(gate x) * (up x);
 //            with NEXT_ORDER and NEXT_SUMS quantised, for a format with this order and groups of sums (0: none)
@@ -77,6 +77,7 @@ enum {
     AT_SOURCE = AT_INPUTS + 2 * FETCHED,
     AT_TABLE = AT_SOURCE + BN * 4,
     SHARED_BYTES = AT_TABLE + TABLE,
+    SPREAD = CHUNKS == 2 && PARTS > 1,  // what a step fetches is dealt to the first PARTS spans that it multiplies
     LINE_H = BM / 2 + 4              // floats of a column of silu(gate x) * (up x) that is to be quantised
 };
 
@@ -124,61 +125,77 @@ struct Place {
     DEVICE Place after(int length) const { return at + 1 == length ? Place{tile + 1, 0} : Place{tile, at + 1}; }
 };
 
-// Row r of a tile. GATE_UP: 16 rows of gate, then the same 16 of up, so that one thread has both.
+// Where row r of a tile begins. GATE_UP: 16 rows of gate, then the same 16 of up, so that one thread has both.
 DEVICE const u8* row_of(const Work& w, int tile, int r, int row_bytes) {
-    if (MODE == GATE_UP) {
-        const int row = min(w.row + tile * ROWS + (r >> 5) * 16 + (r & 15), w.rows - 1);
-        return (r & 16 ? w.second : w.first) + row * (long long)row_bytes;
-    }
-    return w.first + min(w.row + tile * ROWS + r, w.rows - 1) * (long long)row_bytes;
+    const int first = w.row + tile * ROWS, row = MODE == GATE_UP ? (r >> 5) * 16 + (r & 15) : r;
+    const u8* matrix = MODE == GATE_UP && r & 16 ? w.second : w.first;
+    return matrix + (u64)(u32)min(first + row, w.rows - 1) * (u32)row_bytes;
 }
 
-// Asynchronous copies of the raw bytes of one chunk of all rows; LANES neighbours copy a row, 16 bytes each.
-DEVICE void fetch_rows(u8* raw, const Work& w, int row_bytes, Place chunk) {
+// Asynchronous copies of part PART of PARTS of the raw bytes of one chunk; LANES neighbours copy a row, 16 bytes each.
+DEVICE void fetch_rows(u8* raw, const Work& w, int row_bytes, Place chunk, int part) {
     enum {
         MOST = (CHUNK_BYTES + 30) / 16,
         LANES = MOST <= 8 ? 8 : MOST <= 16 ? 16 : 32,
-        AT_ONCE = THREADS / LANES  // rows
+        AT_ONCE = THREADS / LANES,  // rows
+        COPIES_OF_A_PART = (BM / AT_ONCE + PARTS - 1) / PARTS
     };
-    const int first = threadIdx.x / LANES, piece = 16 * (threadIdx.x % LANES), at = chunk.at * CHUNK_BYTES;
+    const int lane = threadIdx.x % LANES, at = chunk.at * CHUNK_BYTES;
+    const int begin = threadIdx.x / LANES + part * (COPIES_OF_A_PART * AT_ONCE);
     const int bytes = F::BLOCK == 256 ? (int)CHUNK_BYTES : min((int)CHUNK_BYTES, row_bytes - at);
+    const int first = w.row + chunk.tile * ROWS, last = w.rows - 1 - first;
+    const u64 from = (u64)(u32)first * (u32)row_bytes + at + 16 * lane;
+    const u64 one = (u64)w.first + from, other = (u64)w.second + from;
+    u8* to = raw + begin * PITCH + 16 * lane;
 #pragma unroll
-    for (int i = 0; i < BM / AT_ONCE; i++) {
-        const int row = first + i * AT_ONCE;
-        const u8* from = row_of(w, chunk.tile, row, row_bytes) + at;
-        const int shift = (int)((u64)from & 15);
-        if (piece < shift + bytes) copy16(raw + row * PITCH + piece, from - shift + piece);
+    for (int i = 0; i < COPIES_OF_A_PART; i++) {
+        const int r = begin + i * AT_ONCE;
+        if (BM / AT_ONCE % PARTS && r >= BM) break;
+        const u32 row = min(MODE == GATE_UP ? (r >> 5) * 16 + (r & 15) : r, last);
+        const u64 p = (MODE == GATE_UP && r & 16 ? other : one) + (u64)row * (u32)row_bytes;
+        if (16 * lane - bytes < (int)(p & 15)) copy16(to + i * (AT_ONCE * PITCH), (const u8*)(p & ~15ull));
     }
 }
 
-// Asynchronous copies of the activations of one step: int8, scales and sums. Past the row's end nothing is copied.
-// `source`: where each column's row begins, in int8. The 32 bytes of span s of column c lie at place s ^ (c & 3), so that
-// neighbouring columns meet different banks. All sources are read before the first copy: a copy behind a read waits for it.
-DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, int columns) {
-    enum { QS = BN * 8 / THREADS, AT_ONCE = THREADS / 8, DS = BN * 4 / THREADS, AT_ONCE_D = THREADS / 4 };
+// Asynchronous copies of part PART of PARTS of the activations of one step: int8, scales and sums. Past the row's end
+// nothing is copied. `source`: where each column's row begins, in int8. The 32 bytes of span s of column c lie at place
+// s ^ (c & 3), so that neighbouring columns meet different banks. All sources are read before the first copy: a copy
+// behind a read waits for it.
+DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, int columns, int part) {
+    enum {
+        QS = BN * 8 / THREADS, AT_ONCE = THREADS / 8, Q_PART = (QS + PARTS - 1) / PARTS,
+        DS = BN * 4 / THREADS, AT_ONCE_D = THREADS / 4, D_PART = (DS + PARTS - 1) / PARTS
+    };
     const u32* source = (const u32*)(shared + AT_SOURCE);
     u8* inputs = shared + AT_INPUTS + buffer * FETCHED;
-    const int piece = 16 * (threadIdx.x & 7), first = threadIdx.x >> 3, s = threadIdx.x & 3, own = threadIdx.x >> 2;
-    u32 begin[QS], begin_d[DS];
+    const int piece = 16 * (threadIdx.x & 7), s = threadIdx.x & 3;
+    const int first = (threadIdx.x >> 3) + part * (Q_PART * AT_ONCE);
+    const int own = (threadIdx.x >> 2) + part * (D_PART * AT_ONCE_D);
+    u32 begin[Q_PART], begin_d[D_PART];
 #pragma unroll
-    for (int i = 0; i < QS; i++) begin[i] = source[first + i * AT_ONCE];
+    for (int i = 0; i < Q_PART; i++)
+        if (QS % PARTS == 0 || first + i * AT_ONCE < BN) begin[i] = source[first + i * AT_ONCE];
 #pragma unroll
-    for (int i = 0; i < DS; i++) begin_d[i] = source[own + i * AT_ONCE_D] / 32;
+    for (int i = 0; i < D_PART; i++)
+        if (DS % PARTS == 0 || own + i * AT_ONCE_D < BN) begin_d[i] = source[own + i * AT_ONCE_D] / 32;
+    const int most = MODE == DENSE ? (int)BN : columns;
     if (STEP * step + piece < a.cols) {
         const u8* from = a.q + STEP * step + piece;
         u8* to = inputs + first * STEP + (piece ^ (first & 3) << 5);
 #pragma unroll
-        for (int i = 0; i < QS; i++)
-            if (MODE == DENSE || first + i * AT_ONCE < columns) copy16(to + i * AT_ONCE * STEP, from + begin[i]);
+        for (int i = 0; i < Q_PART; i++)
+            if ((MODE == DENSE && QS % PARTS == 0) || first + i * AT_ONCE < most)
+                copy16(to + i * AT_ONCE * STEP, from + begin[i]);
     }
     if (STEP * step + 32 * s < a.cols) {
         const float* from = a.d + 4 * step + s;
         float* to = (float*)(inputs + INPUTS) + s * LINE_D + own;
 #pragma unroll
-        for (int i = 0; i < DS; i++)
-            if (MODE == DENSE || own + i * AT_ONCE_D < columns) copy4(to + i * AT_ONCE_D, from + begin_d[i]);
+        for (int i = 0; i < D_PART; i++)
+            if ((MODE == DENSE && DS % PARTS == 0) || own + i * AT_ONCE_D < most)
+                copy4(to + i * AT_ONCE_D, from + begin_d[i]);
     }
-    if (F::OFFSET) {
+    if (F::OFFSET && part == 0) {
         const int g = threadIdx.x % GROUPS, c = threadIdx.x / GROUPS;
         if (STEP * step + F::GROUP * g < a.cols) {
             const float* from = a.sums + GROUPS * step + g;
@@ -219,6 +236,56 @@ DEVICE void unpack_step(u8* shared, u32 low, u32 high, int step, int chunk, int 
             *(float2*)(scales + (GROUPS + group) * LINE) = make_float2(F::offset(p0, of), F::offset(p1, of));
     }
 }
+
+// The raw bytes of a run on their way: fetched chunk by chunk, unpacked step by step.
+struct Rows {
+    u8* shared;
+    const Work& w;
+    int row_bytes, chunks;  // bytes of a row, chunks of a tile
+    Grid grid;
+    Place chunk;            // to be fetched
+    int fetched;            // chunks
+    u32 low, high;          // address bits of the thread's rows of the tile that is unpacked
+
+    DEVICE void fetch(int part) const {
+        if (chunk.tile < w.tiles)
+            fetch_rows(shared + (CHUNKS == 2 && fetched & 1 ? BM * PITCH : 0), w, row_bytes, chunk, part);
+    }
+
+    DEVICE void next() { chunk = chunk.after(chunks), fetched++; }
+
+    DEVICE void fetch_all() {
+        for (int part = 0; part < PARTS; part++) fetch(part);
+        next();
+    }
+
+    DEVICE void unpack(Place step, int buffer) {
+        if (step.at == 0) {
+            const int row = 16 * (threadIdx.x >> 5) + (threadIdx.x >> 2 & 7);
+            low = (u32)(u64)row_of(w, step.tile, row, row_bytes);
+            high = (u32)(u64)row_of(w, step.tile, row + 8, row_bytes);
+        }
+        unpack_step(shared, low, high, step.at, step.tile * chunks + (step.at >> 1), buffer, grid);
+    }
+};
+
+// What a step fetches: the activations of the next one, and the raw bytes that take the place of an unpacked chunk.
+struct Coming {
+    const Rows& rows;
+    const Arguments& a;
+    int step, buffer, columns;  // of the activations
+    bool inputs, chunk;         // whether there are any
+
+    DEVICE void fetch(int part) const {
+        if (inputs) fetch_inputs(rows.shared, a, step, buffer, columns, part);
+        if (chunk) rows.fetch(part);
+    }
+
+    DEVICE void fetch_from(int part) const {
+#pragma unroll 1
+        for (; part < PARTS; part++) fetch(part);
+    }
+};
 
 // What a warp reads of the columns of one eight: 8 int8 of a column, scales and sums of two.
 struct Column {
@@ -267,7 +334,8 @@ struct Span {
 // One step: every group of its spans, in order. EIGHTS: of columns that the warp has. The matrix steps of a unit (a group,
 // eight columns) are under way while the sums of the unit before are added.
 template <int EIGHTS>
-DEVICE void multiply_step(float (&acc)[MT][NT][4], const u8* shared, int buffer, int spans, int wm, int wn) {
+DEVICE void multiply_step(float (&acc)[MT][NT][4], const Coming& coming, int buffer, int spans, int wm, int wn) {
+    const u8* shared = coming.rows.shared;
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const u8* unpacked = shared + AT_UNPACKED + buffer * UNPACKED;
     const u8* inputs = shared + AT_INPUTS + buffer * FETCHED;
@@ -276,6 +344,7 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const u8* shared, int buffer,
     const int first = 8 * EIGHTS * wn;
 #pragma unroll 1
     for (int s = 0; s < (F::BLOCK < 256 ? spans : 4); s++) {
+        if (SPREAD && s < PARTS) coming.fetch(s);
         Span span;
         span.q = inputs + (first + g) * STEP + ((s ^ (g & 3)) << 5) + 8 * t;
         span.d = (const float*)(inputs + INPUTS) + s * LINE_D + first + 2 * t;
@@ -316,16 +385,17 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const u8* shared, int buffer,
 // The same for any number of eights up to EIGHTS.
 template <int EIGHTS>
 struct Steps {
-    DEVICE static void multiply(float (&acc)[MT][NT][4], const u8* shared, int buffer, int spans, int eights, int wm,
+    DEVICE static void multiply(float (&acc)[MT][NT][4], const Coming& coming, int buffer, int spans, int eights, int wm,
                                 int wn) {
-        if (eights == EIGHTS) multiply_step<EIGHTS>(acc, shared, buffer, spans, wm, wn);
-        else Steps<EIGHTS - 1>::multiply(acc, shared, buffer, spans, eights, wm, wn);
+        if (eights == EIGHTS) multiply_step<EIGHTS>(acc, coming, buffer, spans, wm, wn);
+        else Steps<EIGHTS - 1>::multiply(acc, coming, buffer, spans, eights, wm, wn);
     }
 };
 template <>
 struct Steps<1> {
-    DEVICE static void multiply(float (&acc)[MT][NT][4], const u8* shared, int buffer, int spans, int, int wm, int wn) {
-        multiply_step<1>(acc, shared, buffer, spans, wm, wn);
+    DEVICE static void multiply(float (&acc)[MT][NT][4], const Coming& coming, int buffer, int spans, int, int wm,
+                                int wn) {
+        multiply_step<1>(acc, coming, buffer, spans, wm, wn);
     }
 };
 
@@ -433,32 +503,6 @@ DEVICE Grid fill_table(u8* shared) {
     return Grid{shared + AT_TABLE + copy * (F::LOOK == WORD ? 4 : 8)};
 }
 
-// The raw bytes of a run on their way: fetched chunk by chunk, unpacked step by step.
-struct Rows {
-    u8* shared;
-    const Work& w;
-    int row_bytes, chunks;  // bytes of a row, chunks of a tile
-    Grid grid;
-    Place chunk;            // to be fetched
-    int fetched;            // chunks
-    u32 low, high;          // address bits of the thread's rows of the tile that is unpacked
-
-    DEVICE void fetch() {
-        if (chunk.tile < w.tiles)
-            fetch_rows(shared + (CHUNKS == 2 && fetched & 1 ? BM * PITCH : 0), w, row_bytes, chunk);
-        chunk = chunk.after(chunks), fetched++;
-    }
-
-    DEVICE void unpack(Place step, int buffer) {
-        if (step.at == 0) {
-            const int row = 16 * (threadIdx.x >> 5) + (threadIdx.x >> 2 & 7);
-            low = (u32)(u64)row_of(w, step.tile, row, row_bytes);
-            high = (u32)(u64)row_of(w, step.tile, row + 8, row_bytes);
-        }
-        unpack_step(shared, low, high, step.at, step.tile * chunks + (step.at >> 1), buffer, grid);
-    }
-};
-
 KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Arguments a) {
     extern __shared__ __align__(16) u8 shared[];
     const int warp = threadIdx.x >> 5, wm = warp % WARPS_DOWN, wn = warp / WARPS_DOWN;
@@ -470,14 +514,14 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     if (!w.first) return;
 
     Rows rows{shared, w, a.cols / F::BLOCK * F::BYTES, (steps + 1) / 2};
-    rows.fetch();
-    if (CHUNKS == 2) rows.fetch();
+    rows.fetch_all();
+    if (CHUNKS == 2) rows.fetch_all();
     rows.grid = fill_table(shared);
     if (MODE == DENSE) inputs_ready();  // the weights do not wait for the kernel before
     __syncthreads();
     const int eights = MODE == DENSE ? (int)NT : (w.count + 8 * WARPS_ACROSS - 1) / (8 * WARPS_ACROSS);
     const int columns = 8 * eights * WARPS_ACROSS;
-    fetch_inputs(shared, a, 0, 0, columns);
+    Coming{rows, a, 0, 0, columns, true, false}.fetch_from(0);
     copies_arrive();
     rows.unpack(Place{0, 0}, 0);
     __syncthreads();
@@ -488,23 +532,23 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     int buffer = 0;
     for (Place here{0, 0}; here.tile < w.tiles; buffer ^= 1) {
         const Place next = here.after(steps);
-        const bool more = next.tile < w.tiles;
-        if (more) fetch_inputs(shared, a, next.at, buffer ^ 1, columns);
-        if (here.at & 1 || next.at == 0) {  // the chunk of this step is unpacked: its place takes another
-            if (CHUNKS == 2 || more) rows.fetch();
-            if (CHUNKS == 1 && more) copies_arrive();
-        }
-        copies_commit();
+        const bool more = next.tile < w.tiles, unpacked = here.at & 1 || next.at == 0;  // `unpacked`: a chunk, to its end
+        const Coming coming{rows, a, next.at, buffer ^ 1, columns, more, unpacked};
+        if (!SPREAD || !busy) coming.fetch_from(0);
+        if (CHUNKS == 1 && unpacked && more) copies_arrive();
 #pragma unroll 1
         for (int part = 0; part < 2; part++) {  // a loop, so that the code is there once
             if ((part == 0) == unpacks_first) {
                 if (more) rows.unpack(next, buffer ^ 1);
             } else if (busy) {
                 const int spans = min(4, a.cols / 32 - 4 * here.at);
-                if (MODE == DENSE) multiply_step<NT>(acc, shared, buffer, spans, wm, wn);
-                else Steps<NT>::multiply(acc, shared, buffer, spans, eights, wm, wn);
+                if (MODE == DENSE) multiply_step<NT>(acc, coming, buffer, spans, wm, wn);
+                else Steps<NT>::multiply(acc, coming, buffer, spans, eights, wm, wn);
+                if (SPREAD && F::BLOCK < 256) coming.fetch_from(spans);
             }
         }
+        copies_commit();
+        if (unpacked) rows.next();
         if (MODE != GATE_UP && next.at == 0 && busy) {
             store_tile(a, acc, w, here.tile, eights, wm, wn);
             clear(acc);
