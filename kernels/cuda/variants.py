@@ -15,7 +15,7 @@ from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, R
 from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
 
-_PLAIN: Final = ("norm", "embed", "ple", "sample", "window", "draft", "qsa_score", "qsa_select")
+_PLAIN: Final = ("norm", "embed", "ple", "sample", "window", "draft", "qsa_score", "qsa_select", "fingerprint")
 _GROUPS: Final = tuple((256, heads) for heads in HEADS_OF_A_THREAD[1:]) + ((128, 12), (192, 1))
 
 
