@@ -62,6 +62,7 @@ class CudaKernels:
         self._ended, self._heads_ended = workspace.array((1,), np.uint32), workspace.array((_SHARED_HEADS,), np.uint32)
         self._ended[...] = 0
         self._heads_ended[...] = 0
+        self._mix_words = workspace.array((hypers.MOST_WORDS,))
         self._banks: dict[int, tuple[Moe, tuple[Bank, Bank, Bank], Shared | None]] = {}
 
     @property
@@ -97,13 +98,13 @@ class CudaKernels:
 
     def hyper_mix(self, x: DeviceArray, hc: Hyper, eps: float) -> tuple[DeviceArray, DeviceArray | None]:
         """`ops.Kernels.hyper_mix`."""
-        return hypers.hyper_mix(self.workspace, x, hc, eps, self._rows_at_once)
+        return hypers.hyper_mix(self.workspace, x, hc, eps, self._rows_at_once, words=self._mix_words)
 
     def hyper_add_mix(
         self, x: DeviceArray, beta: DeviceArray, y: DeviceArray, hc: Hyper, eps: float
     ) -> tuple[DeviceArray, DeviceArray | None]:
         """`hyper_add`, then `hyper_mix`, in one pass over the streams less."""
-        return hypers.hyper_mix(self.workspace, x, hc, eps, self._rows_at_once, (beta, y))
+        return hypers.hyper_mix(self.workspace, x, hc, eps, self._rows_at_once, (beta, y), self._mix_words)
 
     def hyper_add(self, x: DeviceArray, beta: DeviceArray, y: DeviceArray) -> None:
         """`ops.Kernels.hyper_add`."""

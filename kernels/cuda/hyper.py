@@ -32,6 +32,8 @@ _GATE_THREADS: Final = 256
 _WIDE_THREADS: Final = 128
 _WIDTH_OF_LOAD: Final = 4
 
+MOST_WORDS: Final = hyper_window.MOST_WORDS
+"""Of `words` of hyper_mix."""
 Added = hyper_window.Added
 """beta (n, C) and y (n, H) of the block that ran before."""
 
@@ -43,10 +45,12 @@ def hyper_mix(
     eps: float,
     rows_at_once: int,
     added: Added | None = None,
+    words: DeviceArray | None = None,
 ) -> tuple[DeviceArray, DeviceArray | None]:
     """x (n, C, H) -> the block's input u (n, H), and beta (n, C) when the module injects.
 
-    With `added`, x[c] = fma(beta[c], y, x[c]) comes first, in place.
+    With `added`, x[c] = fma(beta[c], y, x[c]) comes first, in place. `words`: float32 (MOST_WORDS,) for
+    nothing but mixes of this stream of launches; the kernels of a window then work beside each other.
     """
     size = check(x=(x, "n C H", F32), norm=(hc.norm, "C H", F32))
     n, streams, width = size["n"], size["C"], size["H"]
@@ -62,7 +66,7 @@ def hyper_mix(
         rows = slice(begin, min(begin + rows_at_once, n))
         before = None if added is None else (added[0][rows], added[1][rows])
         with workspace.scratch():
-            _mix(workspace, x[rows], hc, eps, before, u[rows], None if beta is None else beta[rows], left)
+            _mix(workspace, x[rows], hc, eps, before, u[rows], None if beta is None else beta[rows], left, words)
     return u, beta
 
 
@@ -75,11 +79,12 @@ def _mix(
     u: DeviceArray,
     beta: DeviceArray | None,
     left: np.ndarray,
+    words: DeviceArray | None,
 ) -> None:
     """One batch of rows, into u and beta."""
     n, streams, width = x.shape
     if hyper_window.takes(hc, n, streams, width):
-        hyper_window.mix(workspace, x, hc, eps, added, u, beta, left)
+        hyper_window.mix(workspace, x, hc, eps, added, u, beta, left, words)
         return
     scale = F32(1) / F32(streams)
     if _quantises(hc, n, width):

@@ -7,6 +7,9 @@ One row      a = down * norm(x + beta * y), where every block norms for itself; 
 Several      norm, quantised; a = down * normed; then the rest
 The rest     u, beta and (one row) the new x
 
+Between `down` and the rest no kernel has to end: with `words` of their own the rest comes while `down` works, and looks
+there for each number of `a` (words.cuh). Without, it waits for the end; the bits are the same.
+
 Cost   a launch is a wait for the one before, some 1.5 us and the latencies of a few reads; `down` adds 640 terms of a
        row in their order, 1.4 us at least
 """
@@ -47,6 +50,8 @@ _DOWN_WORKERS: Final = 12
 _ROW_THREADS: Final = 512
 _ROW_PER_THREAD: Final = 20
 """Elements of a thread that still leave registers for a block of 512."""
+MOST_WORDS: Final = WINDOW_ROWS * _MOST_COLS + max(_STREAMS)
+"""Of a mix: `a` of all rows, and the streams' factors of one."""
 
 Added = tuple[DeviceArray, DeviceArray]
 
@@ -98,23 +103,26 @@ def mix(
     u: DeviceArray,
     beta: DeviceArray | None,
     left: np.ndarray,
+    words: DeviceArray | None,
 ) -> None:
-    """x (n, C, H) -> u and beta, for rows that `takes` allows; `added` and x as for `hyper_mix`. `left`: where u goes
-    quantised (`forms.leave`), or nothing."""
+    """x (n, C, H) -> u and beta, for rows that `takes` allows; `added`, x and `words` as for `hyper_mix`. `left`: where
+    u goes quantised (`forms.leave`), or nothing."""
     n, streams, width = x.shape
+    early = words is not None
+    place = workspace.array((MOST_WORDS,)) if words is None else words
+    a, factors = place[: n * hc.down.rows].reshape(n, hc.down.rows), place[-streams:]
     if n == 1 and _row_rows(hc, streams, width):
-        a, normed = workspace.array((1, hc.down.rows)), workspace.array((1, streams * width))
-        _down_row(x, hc, eps, added, a, normed, beta)
-        _end(hc, a, normed, u, beta, (x, *added) if added else (None, None, None), left, fresh=True)
+        _down_row(x, hc, eps, added, a, factors, beta, early)
+        _end(hc, a, None, u, beta, left, early, (factors, hc.norm, x, *(added or (None, None))))
         return
     rows = _down_rows(hc.down, n, width)
     normed, made = norm_streams(workspace, x, hc, eps, added, hc.down.type if rows else None)
     if made is None:
         (a,) = linear(workspace, [hc.down], normed)
+        early = False
     else:
-        a = workspace.array((n, hc.down.rows))
-        _down(hc.down, made, a, rows)
-    _end(hc, a, normed, u, beta, (None, None, None), left, fresh=False)
+        _down(hc.down, made, a, rows, early)
+    _end(hc, a, normed, u, beta, left, early)
 
 
 def _plain(kind: TensorType) -> bool:
@@ -142,27 +150,28 @@ def _end_shared(up: Weight, n: int, streams: int) -> int:
 def _end(
     hc: Hyper,
     a: DeviceArray,
-    normed: DeviceArray,
+    normed: DeviceArray | None,
     u: DeviceArray,
     beta: DeviceArray | None,
-    added: tuple[DeviceArray | None, ...],
     left: np.ndarray,
-    fresh: bool,
+    early: bool,
+    fresh: tuple[DeviceArray | None, ...] = (),
 ) -> None:
-    """All after the product with `down`. `added`: x, beta, y when x is still to be written; `fresh`: normed is new, and
-    beta made."""
+    """All after the product with `down`. `fresh`: factors, w, x, beta and y, of which `normed` is still to be made, and
+    x to be written; beta is there then."""
     (n, width), cols = u.shape, hc.up.cols
-    streams = normed.shape[1] // width
+    streams = hc.up.rows // width
     n_beta, threads = 0 if beta is None or fresh else beta.size, 4 * streams * ELEMENTS
+    factors, w, *added = fresh or (None,) * 5
     inject = None if hc.inject is None else hc.inject.data
     spans = cols // ACT_BLOCK
     at_once = next((h for h in _AT_ONCE if h * threads >= n * cols), _AT_ONCE[-1])
     launch(
         "hyper_window.cu", "hyper_window", (width // ELEMENTS + -(-n_beta * LANES // threads),), (threads,),
-        a, normed, hc.up.data, inject, u, beta, *added, left,
-        I32(n), I32(width), I32(n_beta), F32(1) / F32(streams),
+        a, factors, normed, w, hc.up.data, inject, u, beta, *added, left,
+        I32(n), I32(width), I32(n_beta), F32(1) / F32(streams), I32(early),
         shared=_end_shared(hc.up, n, streams),
-        TYPE=hc.up.type.name, SPANS=spans, STREAMS=streams, FRESH=int(fresh),
+        TYPE=hc.up.type.name, SPANS=spans, STREAMS=streams, FRESH=int(bool(fresh)),
         EIGHTS=_eights(n), AT_ONCE=at_once,
     )  # fmt: skip
 
@@ -204,12 +213,12 @@ def _down_rows(down: Weight, n: int, width: int) -> int:
     return rows
 
 
-def _down(down: Weight, normed: Quantized, a: DeviceArray, rows: int) -> None:
-    """a = down * normed, `rows` of a block."""
+def _down(down: Weight, normed: Quantized, a: DeviceArray, rows: int, early: bool) -> None:
+    """a = down * normed, `rows` of a block; `early`: the kernel behind it looks for the numbers of a."""
     n, workers, summers = len(a), _workers(down.cols), -(-rows * len(a) // 32)
     launch(
         "hyper_down.cu", "hyper_down", (-(-down.rows // rows),), (32 * (workers + summers),),
-        normed.q, normed.d, normed.sums, down.data, a, I32(down.rows), I32(n),
+        normed.q, normed.d, normed.sums, down.data, a, I32(down.rows), I32(n), I32(early),
         shared=_down_shared(down, rows, n), TYPE=down.type.name, ROWS=rows, COLS=down.cols,
         COLUMNS=_columns(n), WORKERS=workers, SUMMERS=summers,
     )  # fmt: skip
@@ -241,17 +250,18 @@ def _down_row(
     eps: float,
     added: Added | None,
     a: DeviceArray,
-    normed: DeviceArray,
+    factors: DeviceArray,
     beta: DeviceArray | None,
+    early: bool,
 ) -> None:
-    """a, normed and beta of one row; x stays as it is."""
+    """a, the streams' factors and beta of one row; x stays as it is. `early`: as in `_down`."""
     _, streams, width = x.shape
     rows = _row_rows(hc, streams, width)
     strength, y = added or (None, None)
-    blocks = -(-hc.down.rows // rows) + (1 if beta is None else streams)
+    blocks = -(-hc.down.rows // rows) + (0 if beta is None else streams)
     launch(
         "hyper_down_row.cu", "hyper_down", (blocks,), (_ROW_THREADS,),
-        x, strength, y, hc.norm, None if hc.inject is None else hc.inject.data, hc.down.data, a, normed, beta,
-        I32(hc.down.rows), F32(eps), F32(1) / F32(streams), shared=_row_shared(hc, rows),
+        x, strength, y, hc.norm, None if hc.inject is None else hc.inject.data, hc.down.data, a, factors, beta,
+        I32(hc.down.rows), I32(early), F32(eps), F32(1) / F32(streams), shared=_row_shared(hc, rows),
         TYPE=hc.down.type.name, ROWS=rows, STREAMS=streams, PER_THREAD=width // LANES,
     )  # fmt: skip

@@ -7,12 +7,13 @@
 // Constants   TYPE a format without a table, ROWS, COLS = C * H, COLUMNS rows of activations whose copies are under way
 //             together, WORKERS, SUMMERS
 // Shapes      down (rows, C * H); int8, scales and sums of n rows as hyper_norm leaves them: q (n, 2, C * H / 2) by halves
-//             of blocks, d (n, C * H / 32), sums (n, C * H / GROUP) -> a (n, rows). C * H a multiple of 256. Dynamic shared
-//             memory: `Parts`
+//             of blocks, d (n, C * H / 32), sums (n, C * H / GROUP) -> a (n, rows), as words (words.cuh), which are emptied
+//             first when hyper_window looks for them. C * H a multiple of 256. Dynamic shared memory: `Parts`
 // Source      `product` of ops.py
 #include "rows.cuh"
 #include "formats.cuh"
 #include "ready.cuh"
+#include "words.cuh"
 
 typedef TYPE F;
 constexpr int CHUNK_BYTES = 256 / F::BLOCK * F::BYTES;
@@ -207,11 +208,15 @@ struct Worker {  // a lane with 32 columns of all rows
 };
 
 KERNEL void __launch_bounds__(THREADS, BESIDE)
-    hyper_down(const u8* q, const float* d, const float* sums, const u8* down, float* a, int n_rows, int n) {
+    hyper_down(const u8* q, const float* d, const float* sums, const u8* down, float* a, int n_rows, int n, int early) {
     extern __shared__ __align__(16) u8 memory[];
     __shared__ Ready ready[(SPANS + 31) / 32];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const Rows rows(down, n_rows);
+    const int id = threadIdx.x, r = id / n, i = id - r * n;  // the sum that a lane adds up
+    const bool works = r < rows.count;
+    float* const to = a + (long long)i * n_rows + blockIdx.x * ROWS + r;
+    if (early && works) empty_word(to);
     for (int i = threadIdx.x; 32 * i < SPANS; i += THREADS) ready_init(ready + i, 1);
     rows.copy(memory);
     copies_commit();
@@ -239,9 +244,7 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
             worker.unpack(memory, rows, min(first + lane, SPANS - 1));
         }
     }
-    const int id = threadIdx.x, r = id / n, i = id - r * n;
-    const bool works = r < rows.count;
     const float sum = sum_of_row((const float*)(memory + Parts::terms(n)) + (works ? id : 0) * Parts::PITCH,
                                  (const float*)(memory + Parts::SCALES) + (works ? i : 0) * Parts::SCALE_PITCH, ready);
-    if (works) a[(long long)i * n_rows + blockIdx.x * ROWS + r] = sum;
+    if (works) put_word(to, sum);
 }

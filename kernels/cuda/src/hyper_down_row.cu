@@ -1,19 +1,21 @@
-// The beginning of a hyper-connection's mix in a window of one row: a = down * normed, normed and beta.
+// The beginning of a hyper-connection's mix in a window of one row: a = down * normed, the norm's factors and beta.
 //
 // A block takes ROWS rows of `down` over their whole length, which come to shared memory before the activations are there;
 // a thread makes the terms of 32 columns of a row, and a lane adds those of a row in their order.
 // Every block adds and norms the streams for itself, as hyper_norm does, thread (c, j) the elements j + 128 i of stream c.
-// That costs less than a launch that waits for one. The blocks after those with rows write `normed` and make beta, one row
-// of `inject` each. x is not written: hyper_window does that.
+// That costs less than a launch that waits for one. The blocks after those with rows make beta, one row of `inject` each.
+// x is not written: hyper_window does that, and norms its elements with the factors of the streams. `a` and the factors are
+// words (words.cuh), which are emptied first when hyper_window looks for them.
 // Blocks that unpacked their rows and held the norm's factors before the activations were there, in 104 KB, took 9.5 us of a
 // window each, these 5.0 (H200, 2026-11-29).
 // Constants   TYPE a format without a table, ROWS, STREAMS = C, PER_THREAD elements of a thread: H = LANES * PER_THREAD
-// Shapes      x, normed (C, H), y (H,), beta (C,), inject (C, C * H) or null, down (rows, C * H) -> a (rows,). Dynamic
+// Shapes      x (C, H), y (H,), beta (C,), inject (C, C * H) or null, down (rows, C * H) -> a (rows,), r (C,). Dynamic
 //             shared memory: `Parts`
 // Source      `product`, `lanes` and `ops.Kernels.hyper_mix`
 #include "rows.cuh"
 #include "formats.cuh"
 #include "quantize_lane.cuh"
+#include "words.cuh"
 
 typedef TYPE F;
 constexpr int THREADS = 512;
@@ -122,14 +124,16 @@ DEVICE void multiply_rows(u8* memory, const u8* down, float* a, int first, int r
     __syncthreads();
     const int r = threadIdx.x >> 5;
     if (r >= rows || (threadIdx.x & 31)) return;
-    a[first + r] = sum_of_row(terms + r * Parts::PITCH, (const float*)(memory + Parts::SCALES));
+    const float sum = sum_of_row(terms + r * Parts::PITCH, (const float*)(memory + Parts::SCALES));
+    put_word(a + first + r, sum);
 }
 
 // What a thread holds of its stream: after `norm`, normed values.
 struct Values {
     float v[PER_THREAD];
 
-    DEVICE void norm(const float (&factors)[PER_THREAD], float* buffer, float eps) {
+    // The factor of the stream.
+    DEVICE float norm(const float (&factors)[PER_THREAD], float* buffer, float eps) {
         const int lane = threadIdx.x & 31;
         float chain = 0.0f;
 #pragma unroll
@@ -140,6 +144,7 @@ struct Values {
         const float r = rms_factor(fold_warp((p[0] + p[64]) + (p[32] + p[96])), LANES * PER_THREAD, eps);
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) v[i] = (v[i] * r) * factors[i];
+        return r;
     }
     // A warp's 32 values of one i are a block.
     DEVICE void quantize(u8* memory) const {
@@ -158,14 +163,10 @@ struct Values {
 };
 
 // beta of row `unit` of inject, which lies in shared memory behind room for the normed values.
-DEVICE void make_beta(const Values& values, float* memory, float* buffer, float* normed, float* beta, int unit, float scale) {
+DEVICE void make_beta(const Values& values, float* memory, float* buffer, float* beta, int unit, float scale) {
     const int first = threadIdx.x / LANES * PER_THREAD * LANES + threadIdx.x % LANES, lane = threadIdx.x & 31;
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) {
-        memory[first + i * LANES] = values.v[i];
-        if (unit == 0) normed[first + i * LANES] = values.v[i];
-    }
-    if (!beta) return;
+    for (int i = 0; i < PER_THREAD; i++) memory[first + i * LANES] = values.v[i];
     __syncthreads();
     if (threadIdx.x < LANES) {
         float chain = 0.0f;
@@ -181,19 +182,24 @@ DEVICE void make_beta(const Values& values, float* memory, float* buffer, float*
 
 KERNEL void __launch_bounds__(THREADS, 1)
     hyper_down(const float* x, const float* strength, const float* y, const float* w, const float* inject, const u8* down,
-               float* a, float* normed, float* beta, int rows, float eps, float scale) {
+               float* a, float* r, float* beta, int rows, int early, float eps, float scale) {
     extern __shared__ __align__(16) u8 memory[];
     __shared__ float buffer[THREADS];
     constexpr int WIDTH = PER_THREAD * LANES;
     const int blocks = (rows + ROWS - 1) / ROWS, unit = (int)blockIdx.x - blocks;
     const int first = blockIdx.x * ROWS, stream = threadIdx.x / LANES, j = threadIdx.x % LANES;
     if (unit < 0) {
-        for (int r = 0; r < min(ROWS, rows - first); r++)
-            copy_bytes(memory + r * Parts::ROW, down + (long long)(first + r) * ROW_BYTES, ROW_BYTES);
-    } else if (beta) {
+        for (int i = 0; i < min(ROWS, rows - first); i++)
+            copy_bytes(memory + i * Parts::ROW, down + (long long)(first + i) * ROW_BYTES, ROW_BYTES);
+    } else {
         copy_bytes(memory + 4 * COLS, (const u8*)(inject + (long long)unit * COLS), 4 * COLS);
     }
     copies_commit();
+    if (early) {
+        if (unit < 0 && threadIdx.x < min(ROWS, rows - first)) empty_word(a + first + threadIdx.x);
+        if (blockIdx.x == 0 && j == 0) empty_word(r + stream);
+        __syncthreads();
+    }
     float factors[PER_THREAD];
     Values values;
 #pragma unroll
@@ -210,11 +216,12 @@ KERNEL void __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) values.v[i] = fmaf(b, added[i], values.v[i]);
     }
-    values.norm(factors, buffer, eps);
+    const float factor = values.norm(factors, buffer, eps);
+    if (blockIdx.x == 0 && j == 0) put_word(r + stream, factor);
     copies_wait<0>();
     if (unit >= 0) {
         __syncthreads();
-        make_beta(values, (float*)memory, buffer, normed, beta, unit, scale);
+        make_beta(values, (float*)memory, buffer, beta, unit, scale);
         return;
     }
     values.quantize(memory);

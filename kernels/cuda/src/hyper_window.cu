@@ -5,17 +5,19 @@
 // lanes add the terms of two activation rows each, in the order of the weight row. The blocks after those make BETAS beta
 // each, lanes(inject * normed): all of it before the kernel that made `a` ends.
 // What the products of u want is left beside it (forms.cuh).
-// FRESH = 1: the kernel before has made `normed` and beta; x null: the streams have been added to before, else
-// x = fma(strength, y, x) here.
+// FRESH = 1, one row: the kernel before has made beta and the streams' factors r; normed = ((x + strength * y) * r) * w is
+// made here, and x written, unless strength is null: nothing is added.
+// early: `a` and the factors are words that the kernel before puts while this one looks (words.cuh).
 // Constants   TYPE a format of groups of 32 without a table, SPANS = R / 32, STREAMS = C, FRESH, EIGHTS of activation rows,
 //             AT_ONCE blocks of 32 inputs that a warp quantises
-// Shapes      a (n, R), normed (n, C, H), up (C * H, R), inject (C, C * H) or null -> u (n, H), beta (n, C); H a multiple
-//             of ELEMENTS. Dynamic shared memory: `Parts`
+// Shapes      a (n, R), factors (C,), normed (n, C, H), w (C, H), up (C * H, R), inject (C, C * H) or null -> u (n, H),
+//             beta (n, C); H a multiple of ELEMENTS. Dynamic shared memory: `Parts`
 // Source      `product`, `lanes` and `ops.Kernels.hyper_mix`
 #include "rows.cuh"
 #include "formats.cuh"
 #include "quantize_lane.cuh"
 #include "forms.cuh"
+#include "words.cuh"
 
 typedef TYPE F;
 constexpr int ELEMENTS = 32;
@@ -126,8 +128,7 @@ DEVICE void inputs_to_shared(const float* a, u8* memory, const Parts& at, int n,
     const int blocks = n * SPANS, lane = threadIdx.x & 31;
     for (int first = threadIdx.x >> 5; first < blocks; first += AT_ONCE * WARPS) {
         float v[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) v[i] = a[32ll * min(first + i * WARPS, blocks - 1) + lane];
+        take_words(v, [&](int i) { return a + 32ll * min(first + i * WARPS, blocks - 1) + lane; });
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) v[i] = silu_f32(v[i] * scale);
         const LaneScales<AT_ONCE> scales(v);
@@ -151,13 +152,50 @@ DEVICE void copy_normed(const float* normed, u8* memory, const Parts& at, int n,
         copy16(memory + at.normed + 16 * i, normed + static_cast<long long>(i / QUADS) * width + first + 4 * (i % QUADS));
 }
 
+// An element of u of a row, from the gates and normed streams of the block's elements.
+DEVICE void make_mean(const float* gates, const float* normed, float* u, const Forms& forms, int row, int element, int first,
+                      int n, int width, float scale) {
+    const float* streams = normed + row * WEIGHT_ROWS + element;
+    float sum = 0.0f;
+#pragma unroll
+    for (int c = 0; c < STREAMS; c++) {
+        const float by = gates[row * GATE_PITCH + c * ELEMENTS + element];
+        sum = c ? fmaf(by, streams[c * ELEMENTS], sum) : by * streams[c * ELEMENTS];
+    }
+    const long long block = (static_cast<long long>(row) * width + first) / 32;
+    u[32 * block + element] = sum * scale;
+    const float made[1] = {sum * scale};
+    forms.leave(made, block, static_cast<long long>(n) * width);
+}
+
+// An element of every stream of the only row, before the kernel before has ended.
+struct Element {
+    float v[STREAMS], w[STREAMS];
+
+    DEVICE void read(const float* x, const float* strength, const float* y, const float* factors, int width, int at) {
+        const float more = strength ? read_early(y + at) : 0.0f;
+#pragma unroll
+        for (int c = 0; c < STREAMS; c++) {
+            v[c] = read_early(x + c * width + at), w[c] = factors[c * width + at];
+            if (strength) v[c] = fmaf(read_early(strength + c), more, v[c]);
+        }
+    }
+    DEVICE void norm(const float* r, float* normed) const {
+        float by[STREAMS];
+        take_words(by, [&](int c) { return r + c; });
+#pragma unroll
+        for (int c = 0; c < STREAMS; c++) normed[c * ELEMENTS] = (v[c] * by[c]) * w[c];
+    }
+};
+
 KERNEL void __launch_bounds__(THREADS, BESIDE)
-    hyper_window(const float* a, const float* normed, const u8* up, const float* inject, float* u, float* beta, float* x,
-                 const float* strength, const float* y, PARAMETER Forms forms, int n, int width, int n_beta,
-                 float scale) {
+    hyper_window(const float* a, const float* factors, const float* normed, const float* w, const u8* up,
+                 const float* inject, float* u, float* beta, float* x, const float* strength, const float* y,
+                 PARAMETER Forms forms, int n, int width, int n_beta, float scale, int early) {
     extern __shared__ __align__(16) u8 memory[];
     const int blocks = width / ELEMENTS, tid = threadIdx.x, t = tid & 3;
     if (!FRESH && blockIdx.x >= blocks) {
+        if (early) next_may_come();
         make_beta(normed, inject, beta, blockIdx.x - blocks, n_beta, STREAMS * width, scale);
         return;
     }
@@ -173,30 +211,20 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
     if (!FRESH) copy_normed(normed, memory, at, n, width, first);
     copies_commit();
     const int output = tid / ELEMENTS, element = tid % ELEMENTS;  // the activation row and element that a thread ends
-    const long long own = static_cast<long long>(output) * STREAMS * width + first + element;
-    float added[STREAMS];
-    if (FRESH && x && output < n) {
-        const float v = read_early(y + static_cast<long long>(output) * width + first + element);
-#pragma unroll
-        for (int c = 0; c < STREAMS; c++)
-            added[c] = fmaf(read_early(strength + output * STREAMS + c), v, read_early(x + own + c * width));
-    }
+    const bool reads = FRESH && output == 0;
+    Element own;
+    if (reads) own.read(x, strength, y, w, width, first + element);
     copies_wait<0>();
     __syncthreads();
     const int row = tid / 4, stream = row / ELEMENTS;  // of the weights
     const u8* begin = up + (static_cast<long long>(stream) * width + first) * row_bytes;
     const Codes codes(memory + stream * at.stream + ((u64)begin & 15) + row % ELEMENTS * row_bytes, t);
 
-    inputs_ready();
-    if (FRESH) {
-        copy_normed(normed, memory, at, n, width, first);
-        copies_commit();
-    }
-    if (FRESH && x && output < n)
-#pragma unroll
-        for (int c = 0; c < STREAMS; c++) x[own + c * width] = added[c];
+    if (!early) inputs_ready();
+    if (reads) own.norm(factors, (float*)(memory + at.normed) + element);
     inputs_to_shared(a, memory, at, n, scale);
     __syncthreads();
+    if (early) next_may_come();  // who empties the words again comes now at the earliest
     float* gates = (float*)(memory + at.gates);
     float gate[EIGHTS][2];
     row_products(codes, memory, at, gate);
@@ -207,18 +235,11 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
             const int input = 8 * e + 2 * t + k;
             if (input < n) gates[input * GATE_PITCH + row] = sigmoid_f32(gate[e][k]);
         }
-    copies_wait<0>();
     __syncthreads();
-    if (output >= n) return;
-    const float* streams = (const float*)(memory + at.normed) + output * WEIGHT_ROWS + element;
-    float sum = 0.0f;
+    if (output < n)
+        make_mean(gates, (const float*)(memory + at.normed), u, forms, output, element, first, n, width, scale);
+    if (early) inputs_ready();  // others of the kernel before may still read x
+    if (!reads || !strength) return;
 #pragma unroll
-    for (int c = 0; c < STREAMS; c++) {
-        const float by = gates[output * GATE_PITCH + c * ELEMENTS + element];
-        sum = c ? fmaf(by, streams[c * ELEMENTS], sum) : by * streams[c * ELEMENTS];
-    }
-    const long long block = (static_cast<long long>(output) * width + first) / 32;
-    u[32 * block + element] = sum * scale;
-    const float made[1] = {sum * scale};
-    forms.leave(made, block, static_cast<long long>(n) * width);
+    for (int c = 0; c < STREAMS; c++) x[c * width + first + element] = own.v[c];
 }
