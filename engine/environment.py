@@ -18,6 +18,7 @@ BATCH_MTP: Final = "STRATA_BATCH_MTP"
 DECODE_SHARE: Final = "STRATA_BATCH_DECODE_SHARE"
 DEFAULT_SHARE: Final = 0.5
 MOST_SHARE: Final = 100.0
+CARD_FORMS: Final = "STRATA_CARD_FORMS"
 OVERLAP: Final = "STRATA_LAUNCH_OVERLAP"
 KERNEL_CACHE: Final = "STRATA_KERNEL_CACHE"
 
@@ -34,6 +35,8 @@ HERE: Final[dict[str, str]] = {
     f"0: they wait for the whole read. {DEFAULT_SHARE:g} when unset, at most {MOST_SHARE:g}",
     KERNEL_CACHE: "folder for the machine code of a card's kernels, which only a first start compiles; else `strata` "
     "in CUPY_CACHE_DIR, else `strata/cuda` in XDG_CACHE_HOME or ~/.cache",
+    CARD_FORMS: "0: a card that holds all experts keeps the bytes of the file, not the forms of its own that take a "
+    "little more memory; the text is the same, only slower",
     OVERLAP: "0: on a card of compute capability 9.0 or newer a kernel waits for the whole of the one before it, as on "
     "older cards; the text is the same, only slower",
 }
@@ -75,6 +78,11 @@ def is_on(text: str | None) -> bool:
     """The switch rule."""
     number = _number(text or "0")
     return number is not None and number != 0
+
+
+def card_forms(environ: Mapping[str, str]) -> bool:
+    """Whether experts may have forms of the card's own."""
+    return is_on(environ.get(CARD_FORMS) or "1")
 
 
 def decode_share(text: str | None) -> float:

@@ -30,6 +30,7 @@ from strata.engine.device.loading import Copy, Loading, flat
 from strata.kernels.cuda.backend import CudaKernels
 from strata.kernels.cuda.draft import keep_rows
 from strata.kernels.cuda.product import linear
+from strata.kernels.cuda.repack import card_form
 from strata.kernels.cuda.workspace import OutOfWorkspace, Workspace
 from strata.kernels.formats import Weight
 from strata.kernels.ops import AttentionPages, Gdn, Hyper, Norms, Rope
@@ -107,6 +108,7 @@ class CudaDevice:
         self.workspace_bytes = 0
         self.table_in_ram = False
         self.tiers: Tiers | None = None
+        self.card_forms = False
         ints = MAX_ROWS * _ROW_INTS
         self._rows = self._take(4 * ints, "rows").view(np.int32)
         self._staging = Staging(self.driver, 4 * ints)
@@ -171,8 +173,16 @@ class CudaDevice:
         return Weight(w.type, w.shape, self._promised(w.data))
 
     def experts(self, layer: int, stacks: Sequence[Weight]) -> Sequence[Weight]:
-        """In the weights' arena, or where `tiers` puts them."""
-        return [self.weight(w) for w in stacks] if self.tiers is None else self.tiers.bind(layer, stacks)
+        """In the weights' arena, in their card forms if `card_forms`; or where `tiers` puts them."""
+        return [self._formed(w) for w in stacks] if self.tiers is None else self.tiers.bind(layer, stacks)
+
+    def _formed(self, w: Weight) -> Weight:
+        form = card_form(w.type, w.cols) if self.card_forms else None
+        if form is None:
+            return self.weight(w)
+        target = self._arenas["weights"].array((*w.shape[:-1], form.row_bytes(w.cols)), np.uint8)
+        self._copies.append(Copy(flat(w.data), target.reshape(-1), kind=w.type))
+        return Weight(form, w.shape, target)
 
     def table(self, w: Weight) -> Weight:
         """The table in the weights' arena, or in page-locked RAM that the card reads over PCIe."""

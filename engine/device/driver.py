@@ -11,6 +11,7 @@ Cost     a copy or an event costs the host a few microseconds, a replay of a gra
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol
@@ -20,11 +21,15 @@ import numpy.typing as npt
 
 from strata.kernels.cuda.compile import DeviceError, collecting
 from strata.kernels.cuda.precompile import compile_missing
+from strata.kernels.cuda.repack import repack
+from strata.kernels.formats import TensorType
 
 Bytes = npt.NDArray[np.uint8]
 Array = Any
 """An array on the device. CuPy brings no types."""
 
+_LAUNCH: Final = threading.Lock()
+"""Launches of uploaders: a kernel is for one thread at a time."""
 INSTALL: Final = "install strata[cuda13] or strata[cuda12]"
 GIB: Final = 1 << 30
 
@@ -105,6 +110,9 @@ class Uploader(Protocol):
     """Copies to the card beside the stream of the work."""
 
     def upload(self, target: Array, source: npt.NDArray[Any]) -> None: ...
+    def repack(self, target: Array, source: Array, kind: TensorType) -> None:
+        """Queue the making of a card form from blocks of the file's type that lie on the card."""
+
     def event(self) -> Event: ...
     def wait_for(self, event: Event) -> None:
         """What is queued here from now on comes behind an event of the driver's, as it was last recorded."""
@@ -266,6 +274,10 @@ class _CupyUploader:
 
     def upload(self, target: Array, source: npt.NDArray[Any]) -> None:
         _copy(self._cp.cuda.runtime, target.data.ptr, source.ctypes.data, target, source, self._stream.ptr)
+
+    def repack(self, target: Array, source: Array, kind: TensorType) -> None:
+        with _LAUNCH, self._stream:
+            repack(source, target, kind)
 
     def event(self) -> Event:
         return _CupyEvent(self._cp, self._stream)

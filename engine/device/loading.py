@@ -1,7 +1,8 @@
 """Weights from the mapped file to the card: a few threads, each with two page-locked buffers.
 
 A thread copies a piece of the file into one buffer while the card fetches the other; pieces of all tensors are handed
-out in the order of the file, so that a cold file is read forwards.
+out in the order of the file, so that a cold file is read forwards. What the card keeps in another form comes to a
+buffer of the thread there, PIECE bytes, and is made from that; these buffers are given back at the end.
 
 Units    bytes
 Errors   those of the card, DeviceError; the first one ends the load
@@ -22,6 +23,8 @@ import numpy.typing as npt
 from strata.engine.device.arena import GIB
 from strata.engine.device.driver import Array, Driver, Event
 from strata.engine.log import log
+from strata.kernels.cuda.repack import file_bytes
+from strata.kernels.formats import CARD_FORMS, TensorType
 
 PIECE: Final = 16 << 20
 THREADS: Final = 8
@@ -31,19 +34,28 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Copy:
-    """Bytes of the file (flat uint8) and where they go (flat uint8): to the card, or to `host` memory that it reads."""
+    """Bytes of the file (flat uint8) and where they go (flat uint8): to the card, or to `host` memory that it reads.
+    kind: of the file, where the target is its card form (kernels/cuda/repack.py)."""
 
     source: Bytes
     target: Array
     host: bool = False
+    kind: TensorType | None = None
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Bytes of source and of target that belong together."""
+        return (1, 1) if self.kind is None else (file_bytes(self.kind), CARD_FORMS[self.kind.name].block_bytes)
 
 
 def pieces(copies: Sequence[Copy], most: int = PIECE) -> Iterator[Copy]:
-    """The copies cut into pieces of at most `most` bytes."""
+    """The copies cut into pieces of at most `most` bytes of the file, whole blocks where the form changes."""
     for copy in copies:
-        for begin in range(0, copy.source.size, most):
-            part = slice(begin, min(begin + most, copy.source.size))
-            yield Copy(copy.source[part], copy.target[part], copy.host)
+        given, made = copy.steps
+        for begin in range(0, copy.source.size // given, most // given):
+            end = min(begin + most // given, copy.source.size // given)
+            target = copy.target[begin * made : end * made]
+            yield Copy(copy.source[begin * given : end * given], target, copy.host, copy.kind)
 
 
 class Loading:
@@ -59,7 +71,12 @@ class Loading:
         self._begun = time.perf_counter()
         self._reported = self._begun
         n = max(1, min(threads, -(-self.total // PIECE)))
-        self._threads = [threading.Thread(target=self._run, name=f"load-{i}", daemon=True) for i in range(n)]
+        forms = any(copy.kind is not None for copy in copies)
+        staged = [driver.allocate(PIECE) if forms else None for _ in range(n)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(stage,), name=f"load-{i}", daemon=True)
+            for i, stage in enumerate(staged)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -82,14 +99,14 @@ class Loading:
         with self._lock:
             return None if self._error is not None else next(self._pieces, None)
 
-    def _run(self) -> None:
+    def _run(self, stage: Array | None) -> None:
         try:
-            self._copy_all()
+            self._copy_all(stage)
         except BaseException as error:  # noqa: BLE001 - `wait` raises it in the thread that asked for the load
             with self._lock:
                 self._error = self._error or error
 
-    def _copy_all(self) -> None:
+    def _copy_all(self, stage: Array | None) -> None:
         uploader = self._driver.uploader()
         buffers = [_Buffer(self._driver.pinned(PIECE), uploader.event()) for _ in range(2)]
         turn = 0
@@ -102,7 +119,11 @@ class Loading:
                 turn ^= 1
                 buffer.free()
                 np.copyto(buffer.memory[:n], piece.source)
-                uploader.upload(piece.target, buffer.memory[:n])
+                if piece.kind is None or stage is None:
+                    uploader.upload(piece.target, buffer.memory[:n])
+                else:
+                    uploader.upload(stage[:n], buffer.memory[:n])
+                    uploader.repack(piece.target, stage[:n], piece.kind)
                 buffer.sent()
             self._report(n)
         uploader.finish()

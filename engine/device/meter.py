@@ -16,19 +16,27 @@ import numpy.typing as npt
 from strata.engine.device.arena import padded
 from strata.engine.device.base import Array
 from strata.engine.device.host import HostDevice, HostMirror
+from strata.kernels.cuda.repack import card_form
 from strata.kernels.formats import Weight
+
+
+def form_bytes(w: Weight) -> int:
+    """What a matrix takes more in its card form, if it has one."""
+    form = card_form(w.type, w.cols)
+    return 0 if form is None else padded(w.experts * w.rows * form.row_bytes(w.cols)) - padded(w.data.nbytes)
 
 
 class Meter(HostDevice):
     """`weights` and `table_bytes`: what was bound; `state`: `zeros` and `mirror` together.
 
     stacks         of the weights, those of the layers' experts · expert_sizes: of an expert's gate, up and down a layer
+    forms          what the card forms of these stacks take more
     """
 
     def __init__(self, sides: int) -> None:
         super().__init__("reference")
         self.sides = sides
-        self.weights = self.stacks = self.table_bytes = self.state = 0
+        self.weights = self.stacks = self.forms = self.table_bytes = self.state = 0
         self.expert_sizes: list[tuple[int, int, int]] = []
 
     def put(self, array: npt.NDArray[Any]) -> Array:
@@ -43,6 +51,7 @@ class Meter(HostDevice):
         each = [w.data.nbytes // w.experts for w in stacks]
         self.expert_sizes.append((each[0], each[1], each[2]))
         self.stacks += sum(padded(w.data.nbytes) for w in stacks)
+        self.forms += sum(map(form_bytes, stacks))
         return [self.weight(w) for w in stacks]
 
     def table(self, w: Weight) -> Weight:

@@ -52,6 +52,7 @@ def switches(environ: Mapping[str, str]) -> Switches:
         own=environment.is_on(environ.get(OWN_AUTO, "") or "1"),
         lend_pct=int(pct) if pct is not None and 1 <= pct <= 100 else None,
         headroom=int(headroom * GIB) if headroom is not None and 0 <= headroom <= MOST_HEADROOM_GIB else None,
+        forms=environment.card_forms(environ),
     )
 
 

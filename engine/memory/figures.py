@@ -71,11 +71,13 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """What the environment may change. lend_pct: None = by how the experts lie in RAM · headroom: None = 4 GiB"""
+    """What the environment may change. lend_pct: None = by how the experts lie in RAM · headroom: None = 4 GiB · forms:
+    whether experts may have forms of the card's own"""
 
     own: bool = True
     lend_pct: int | None = None
     headroom: int | None = None
+    forms: bool = True
 
 
 @dataclass(frozen=True, slots=True)

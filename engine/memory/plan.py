@@ -14,6 +14,7 @@ Errors   DoesNotFit in one line with the limit and the remedy: no conversation o
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from strata.engine import flags
@@ -23,6 +24,7 @@ from strata.engine.memory import alias, ram
 from strata.engine.memory.cache import DEFAULT_RESERVE, LEAST_RESERVE
 from strata.engine.memory.card import CardPlan, CardRoom, plan_card
 from strata.engine.memory.figures import DoesNotFit, Figures, Line, MemoryPlan, Shortfall, Switches
+from strata.engine.memory.forms import takes_forms
 from strata.engine.memory.homes import conversation_cache, expert_homes, source_of
 from strata.engine.memory.price import Price, prompt_shape
 from strata.engine.memory.prompt import lend_pct
@@ -41,6 +43,7 @@ CACHE_FIRST: Final = 192
 """Expert slots that batch slots and checkpoints leave room for: 128 that are never lent, and some that are."""
 TABLE_ROOM: Final = 3 * GIB
 """VRAM that stays for prompts when `auto` puts the n-gram table there."""
+_FORMS: Final = "the card's own, faster and larger than the file's"
 LOW: Final = 256 * MIB
 """Free VRAM below which a card is said to be low."""
 
@@ -75,7 +78,9 @@ def _on_card(figures: Figures, vram: Memory, options: Options, switches: Switche
             f"no prompt can be read: weights and state take {shown(vram.free - left)} of {shown(vram.free)}, "
             f"{shown(max(0, left))} are left; use a smaller --max-context, another --kv, or a smaller file"
         )
-    lines = [*always, *state, Line("n-gram table", "VRAM", table)]
+    forms = _forms(figures, card, left - table - figures.sizes.expert_bytes, switches.forms)
+    card = replace(card, free=card.free - forms, free_reading=card.free_reading - forms)
+    lines = [*always, *state, Line("n-gram table", "VRAM", table), Line("forms of experts", "VRAM", forms, _FORMS)]
     head = Line("output head", "VRAM", figures.sizes.head, _head_note(card))
     lines = [head if line.what == head.what else line for line in lines if line.n_bytes]
     return _with_ram(figures, options, switches, [*lines, *_card_lines(figures, card)], slots, card, table)
@@ -160,6 +165,12 @@ def _table_in_vram(figures: Figures, options: Options, room: int) -> int:
     if options.ple_io == "vram":
         return table
     return table if options.ple_io == "auto" and figures.sizes.expert_bytes + table <= room else 0
+
+
+def _forms(figures: Figures, card: CardPlan, left: int, wanted: bool) -> int:
+    """What the card forms of experts that are all there take more."""
+    whole = len(card.slots) == figures.sizes.pairs and card.layout.kind == "own"
+    return figures.sizes.forms if whole and takes_forms(figures.sizes.forms, left, wanted) else 0
 
 
 def _head_note(card: CardPlan) -> str:

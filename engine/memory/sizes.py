@@ -18,6 +18,7 @@ from strata.engine.device.arena import padded
 from strata.engine.pack import DraftPack, ModelSpec
 from strata.engine.pack.spec import NGRAM_TABLE
 from strata.engine.pack.tensors import Wanted, draft_tensors, wanted_tensors
+from strata.kernels.cuda.repack import card_form
 from strata.kernels.formats import TensorType
 
 HEAD: Final = "output.weight"
@@ -47,6 +48,7 @@ class ModelSizes:
     table      the n-gram table, 0 without one
     experts    per layer: one expert, its three matrices together
     per_layer  experts of a layer
+    forms      what the card forms of all experts take more
     """
 
     dense: int
@@ -54,6 +56,7 @@ class ModelSizes:
     table: int
     experts: tuple[int, ...]
     per_layer: int
+    forms: int = 0
 
     @property
     def largest(self) -> int:
@@ -83,7 +86,16 @@ def model_sizes(spec: ModelSpec, held: Mapping[str, Held]) -> ModelSizes:
     if spec.ple is not None:
         dense += sum(padded(8 * n) for n in (len(spec.ple.multipliers), spec.ple.heads, spec.ple.heads))
     table = padded(held[NGRAM_TABLE].data.size) if spec.ple else 0
-    return ModelSizes(dense, padded(held[HEAD].data.size), table, experts, spec.experts)
+    forms = sum(_form_bytes(held[f"blk.{layer}.{name}"]) for layer in range(spec.layers) for name in EXPERTS)
+    return ModelSizes(dense, padded(held[HEAD].data.size), table, experts, spec.experts, forms)
+
+
+def _form_bytes(stack: Held) -> int:
+    """What a stack takes more in its card form, if it has one."""
+    form = card_form(stack.type, stack.shape[-1])
+    if form is None:
+        return 0
+    return padded(int(np.prod(stack.shape[:-1])) * form.row_bytes(stack.shape[-1])) - padded(stack.data.size)
 
 
 def bound_bytes(wanted: Mapping[str, Wanted], held: Mapping[str, Held]) -> int:

@@ -12,6 +12,7 @@ Cost     weights come at the speed of a few threads, while the passes that measu
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -24,10 +25,12 @@ from strata.engine.device.cuda import CudaDevice
 from strata.engine.device.host import ram
 from strata.engine.device.meter import Meter
 from strata.engine.draft.book import DraftBook
+from strata.engine.environment import card_forms
 from strata.engine.experts.plan import Asked
 from strata.engine.experts.store import STREAM_MIN, ExpertStore
 from strata.engine.experts.tiering import Tiering, require_ram
 from strata.engine.log import log
+from strata.engine.memory.forms import takes_forms
 from strata.engine.model.card_drafter import CardDrafter, CardDrafts
 from strata.engine.model.draft import DRAFT_ROWS, DraftLayer
 from strata.engine.model.model import Model, bind
@@ -110,6 +113,8 @@ class Resident:
             planned = plan(max(meter.state, room) - drafts.page_bytes(WINDOW_ROWS, kv))
             n_slots, n_checkpoints, meter.state = 1 + planned.n_slots, planned.n_checkpoints, 0
             measure(n_slots, n_checkpoints)
+        if tiers is None:
+            self._choose_forms(meter, self.device.memory().free - self._weights(meter) - meter.state - tape)
         self._open_arenas(meter)
         share, self.store = 0.5, None
         if tiers is not None:
@@ -149,6 +154,14 @@ class Resident:
         if meter.table_bytes:
             where = "RAM, read over PCIe" if device.table_in_ram else "VRAM"
             log(f"n-gram table: {shown(meter.table_bytes)} in {where}")
+
+    def _choose_forms(self, meter: Meter, left: int) -> None:
+        """Decide whether experts come in their card forms."""
+        self.device.card_forms = takes_forms(meter.forms, left, card_forms(os.environ))
+        if self.device.card_forms and meter.forms:
+            log(f"experts in forms of the card's own: {shown(meter.forms)} more than in the file")
+            meter.weights += meter.forms
+            self.expert_bytes += meter.forms
 
     def _open_tiers(self, tiers: Tiering, tape: int, stream_min: int) -> tuple[Sequence[int], int, float]:
         """Take what experts in two memories need. The chunks to try, what stays free, `share` of `fit`."""

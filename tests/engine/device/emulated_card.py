@@ -23,6 +23,8 @@ import numpy as np
 
 from strata.kernels.cuda import arguments, card, compile, mixture, product
 from strata.kernels.cuda.card import Card
+from strata.kernels.formats import TensorType
+from strata.kernels.reference.repack import repack
 
 LOADING = (compile, arguments, product, mixture)
 """Modules that load kernels."""
@@ -252,6 +254,11 @@ class EmulatedUploader:
     def upload(self, target: np.ndarray, source: np.ndarray) -> None:
         assert target.nbytes == source.nbytes
         self._stream.add(lambda: _bytes(target).__setitem__(slice(None), _bytes(source)))
+        if self._eager:
+            self._stream.run_freely()
+
+    def repack(self, target: np.ndarray, source: np.ndarray, kind: TensorType) -> None:
+        self._stream.add(lambda: _bytes(target).__setitem__(slice(None), repack(kind, source)))
         if self._eager:
             self._stream.run_freely()
 

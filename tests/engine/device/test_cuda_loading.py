@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from strata.engine.device.loading import PIECE, Copy, Loading, pieces
+from strata.kernels.cuda.repack import file_bytes
+from strata.kernels.formats import BY_NAME, CARD_FORMS
+from strata.kernels.reference.repack import repack
 
 
 def copies(rng: np.random.Generator, sizes: list[int], host: bool = False) -> list[Copy]:
@@ -27,6 +30,19 @@ def test_every_byte_arrives_although_buffers_are_used_again(emulated_card, threa
     Loading(emulated_card.driver(), given, threads).wait()
     for copy in given:
         np.testing.assert_array_equal(copy.target, copy.source)
+
+
+@pytest.mark.parametrize("name", CARD_FORMS)
+def test_what_the_card_keeps_in_another_form_arrives_whole(emulated_card, name):
+    kind, rng = BY_NAME[name], np.random.default_rng(4)
+    n_blocks = [PIECE // file_bytes(kind) + 3, 1, 200]
+    sources = [rng.integers(0, 256, n * file_bytes(kind), np.uint8) for n in n_blocks]
+    given = [Copy(s, np.zeros(repack(kind, s).size, np.uint8), kind=kind) for s in sources]
+    plain = copies(rng, [PIECE + 5])
+    Loading(emulated_card.driver(), [*given, *plain], 2).wait()
+    for copy in given:
+        np.testing.assert_array_equal(copy.target, repack(kind, copy.source))
+    np.testing.assert_array_equal(plain[0].target, plain[0].source)
 
 
 def test_a_failing_card_ends_the_load_in_the_thread_that_waits(emulated_card):

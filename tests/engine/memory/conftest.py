@@ -214,7 +214,7 @@ class CountingDriver:
 
     def _nothing(self, *_: Any) -> None: ...
 
-    upload = download = copy = zero = synchronize = finish = _nothing
+    upload = repack = download = copy = zero = synchronize = finish = _nothing
 
 
 @contextmanager
