@@ -57,13 +57,13 @@ _SCORE_BLOCKS: Final = 528
 _SELECT_FEW: Final = 1024
 _SELECT_MANY: Final = 256
 _SLICE: Final = 32
-ROWS_OF_A_BLOCK: Final = 3
-"""Rows of a block of qsa_prompt_values where they fit, so many at a time on a multiprocessor. H200, 2026-11-29, a
-prompt of 8,192: 7.0 ms; 8.9 with a row a block, of which half the first cache holds one."""
+ROWS_OF_A_BLOCK: Final = 12
+"""Rows of a block of qsa_prompt_values at most, a warp each: as many as the registers allow, so that they
+find each other's values in the first cache."""
+_CHUNK: Final = 32
+"""Tokens whose exponentials a row of qsa_prompt_values has in shared memory, twice."""
 _KEPT_AT_ONCE: Final = 32
 _MOST_KEY_BLOCKS: Final = 1024
-_STATIC: Final = 1024
-"""Bytes for the shared variables that a row of qsa_prompt_values declares itself."""
 _INT: Final = 4
 _FLOAT: Final = 4
 
@@ -309,7 +309,7 @@ def _attend(workspace: Workspace, bounds: Limits, rows: _Rows, budget: int) -> D
         return out
     if rows.stored is not None:
         _prepare(rows, g, True, None)
-    at_once = _whole_waves(_rows_at_once(g, bounds.scratch_bytes), g.heads // _together(g)[0])
+    at_once = _whole_waves(_rows_at_once(g, bounds.scratch_bytes), g.heads // _heads_together(g))
     for begin in range(0, n, at_once):
         part = slice(begin, min(begin + at_once, n))
         with workspace.scratch():
@@ -445,19 +445,14 @@ def value_chunks(n: int, group: int) -> int:
     return -(-group // _WARPS) if n <= FEW_ROWS and n * -(-group // _WARPS) <= WINDOW_ROWS else 1
 
 
-def _values_bytes(heads: int, d: int) -> int:
-    """Shared memory of qsa_prompt_values: a part of every warp, and the sums of all parts."""
-    return _FLOAT * (_WARPS * (heads + 1) * ATTENTION_PART + heads * d)
+def _values_bytes(heads: int) -> int:
+    """Shared memory of a row of qsa_prompt_values."""
+    return _FLOAT * (2 * heads * _CHUNK + ATTENTION_PART + 4 + 3 * -(-heads // 4) * 4)
 
 
-def _together(g: _Shape) -> tuple[int, int]:
-    """Query heads and rows of a block of qsa_prompt_values: those that fit its shared memory, more heads first."""
-    room = cards.card().shared_block
-    for heads in HEADS_OF_A_THREAD:
-        rows = 0 if g.group % heads else room // (_values_bytes(heads, g.d) + _STATIC)
-        if rows:
-            return heads, min(rows, ROWS_OF_A_BLOCK)
-    raise ValueError(f"head_dim {g.d} does not fit {room} bytes of shared memory")
+def _heads_together(g: _Shape) -> int:
+    """Query heads of a block of qsa_prompt_keys and qsa_prompt_values."""
+    return next(heads for heads in HEADS_OF_A_THREAD if g.group % heads == 0)
 
 
 def _attend_many(
@@ -472,16 +467,17 @@ def _attend_many(
     q_gate: DeviceArray,
     out: DeviceArray,
 ) -> None:
-    heads, together = _together(g)
+    heads = _heads_together(g)
     chunks = g.heads // heads
-    constants = {"HEADS": heads, "HEAD_SIZE": g.d, "ROWS_OF_A_BLOCK": together, **g.formats}
+    together = min(ROWS_OF_A_BLOCK, -(-n * chunks // cards.card().multiprocessors))
+    constants = {"HEADS": heads, "HEAD_SIZE": g.d}
     peaks, found = workspace.array((n, g.heads, g.parts)), workspace.array((n, stride), I32)
     launch(
-        "qsa_prompt.cu", "qsa_prompt_keys", (g.parts, chunks, n), (_THREADS,),
-        *row, q, pages.k, s, I32(stride), peaks, found, **constants,
+        "qsa_prompt_keys.cu", "qsa_prompt_keys", (g.parts, chunks, n), (_THREADS,),
+        *row, q, pages.k, s, I32(stride), peaks, found, KEYS=FORMATS[g.keys.name], **constants,
     )  # fmt: skip
     launch(
-        "qsa_prompt.cu", "qsa_prompt_values", (chunks, -(-n // together)), (_THREADS * together,),
+        "qsa_prompt_values.cu", "qsa_prompt_values", (chunks, -(-n // together)), (_WARP * together,),
         *row, s, I32(stride), peaks, found, I32(g.parts), pages.v, q_gate, out, I32(n),
-        shared=together * _values_bytes(heads, g.d), **constants,
+        shared=together * _values_bytes(heads), VALUES=FORMATS[g.values.name], **constants,
     )  # fmt: skip

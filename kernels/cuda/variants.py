@@ -11,7 +11,7 @@ from typing import Final
 from strata.kernels.cuda.chains import router_plan
 from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.gdn import BULK_ARCH, HEAD_SIZES
-from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, ROWS_OF_A_BLOCK
+from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP
 from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
 
@@ -67,6 +67,6 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
                 few: Constants = {"HEADS_OF_WARP": of_warp, "PREPARES": prepares}
                 yield "qsa_window.cu", formats | few
         for d, heads in ((256, 12), (64, 2), *_GROUPS * (keys.name == "fp32")):
-            for together in (1, ROWS_OF_A_BLOCK):
-                group: Constants = {"HEAD_SIZE": d, "HEADS": heads, "ROWS_OF_A_BLOCK": together}
-                yield "qsa_prompt.cu", formats | group
+            group: Constants = {"HEAD_SIZE": d, "HEADS": heads}
+            yield "qsa_prompt_keys.cu", {"KEYS": formats["KEYS"]} | group
+            yield "qsa_prompt_values.cu", {"VALUES": formats["VALUES"]} | group

@@ -296,6 +296,7 @@ constexpr int warpSize = 32;
 static inline void __syncthreads() { emulated::yield(emulated::AT_BLOCK, 0); }
 static inline void __syncwarp(unsigned = ~0u, SITE) { emulated::yield(emulated::AT_WARP, site); }
 static inline void __threadfence() {}
+#define __builtin_assume(what)
 static inline void __threadfence_block() {}
 template <class T> inline T __shfl_sync(unsigned, T v, int from, int width = 32, SITE) {
     const int at = emulated::lane();
