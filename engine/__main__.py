@@ -110,7 +110,8 @@ def _serve(pack: Pack, options: Options, out: int) -> int:
         inbox,
         Writer(out),
         vocab=pack.spec.vocab,
-        figures=lambda: cache_info(conversations.parking_counts()),
+        figures=lambda: {**cache_info(conversations.parking_counts()), **runner.figures()},
+        behind=runner.request_over,
     )
     _leave_on_signals(inbox)
     inbox.start()
@@ -119,6 +120,7 @@ def _serve(pack: Pack, options: Options, out: int) -> int:
     try:
         server.run()
         conversations.close()
+        runner.close()
     finally:
         if options.stats:
             log(f"stats: {server.totals}")

@@ -13,19 +13,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from strata.engine.capacity import state_plan
-from strata.engine.device.arena import MIB
+from strata.engine.device.arena import MIB, shown
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.device.driver import Array, Driver
 from strata.engine.draft.accept import n_kept
 from strata.engine.experts.adapt import AdaptRules
-from strata.engine.experts.adapter import Adapter
+from strata.engine.experts.learned import Keeping
 from strata.engine.experts.plan import Asked
+from strata.engine.experts.tier import Tier
 from strata.engine.flags import AUTO_BESIDE
-from strata.engine.memory.command import profile_of
+from strata.engine.log import log
+from strata.engine.memory.command import keeping_of, profile_of
 from strata.engine.memory.plan import reserve_of
 from strata.engine.model import Rows
 from strata.engine.model.card_drafter import CardDrafts
@@ -40,6 +43,8 @@ from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.ops import I32, PAGE, Sampling
 from strata.protocol.lines import InfoValue
 
+LOW: Final = 256 * MIB
+"""Free VRAM below which the log warns: the driver and the desktop need some."""
 _NOTHING = np.empty(0, np.int32)
 
 
@@ -146,6 +151,7 @@ class CudaRunner:
         self._slot = -1  # its slot
         self._solo_hits = 0
         chunk = min(options.prefill, options.max_context)
+        profile = profile_of(pack, options)
         try:
             self._device = CudaDevice(options.vram_limit_mib, driver)
             self._resident = Resident(
@@ -162,7 +168,7 @@ class CudaRunner:
                     options.draft_slots,
                     options.draft_context,
                 ),
-                experts=Asked(options.expert_cache, profile_of(pack, options), *reserve_of(options), chunk),
+                experts=Asked(options.expert_cache, profile, *reserve_of(options), chunk),
             )
         except DeviceError as error:
             raise Refused(f"--device cuda: {error}") from None
@@ -173,19 +179,25 @@ class CudaRunner:
         self._model = self._resident.model
         self._windows = self._resident.windows
         self.drafter = self._resident.drafter
-        self._adapter = self._new_adapter(options)
+        self._tier = self._new_tier(options, keeping_of(options, profile))
 
     def warm(self) -> None:
         """Capture what every request uses; from then on nothing allocates."""
         self._resident.warm(max(1, self.n_slots))
+        if (free := self._device.memory().free) < LOW:
+            log(f"LOW: {shown(free)} of VRAM are free with everything loaded; a larger --vram-reserve-mib leaves more")
+        if self._tier is not None:
+            self._tier.begin()
 
-    def _new_adapter(self, options: Options) -> Adapter | None:
-        """What moves experts; None where all lie in VRAM, or none is to move."""
-        rules = AdaptRules(options.adapt_every, options.adapt_swaps, options.adapt_decay, options.adapt_min_gain)
+    def _new_tier(self, options: Options, keeping: Keeping | None) -> Tier | None:
+        """What follows the experts; None where all lie in VRAM."""
         store = self._resident.store
-        if store is None or not rules.on or not store.placement.missing_bytes:
+        if store is None:
+            if keeping is not None:
+                log("--expert-profile-save: all experts lie in VRAM, so their use is not counted and no order is kept")
             return None
-        return Adapter(self._device.driver, store, rules)
+        rules = AdaptRules(options.adapt_every, options.adapt_swaps, options.adapt_decay, options.adapt_min_gain)
+        return Tier(self._device.driver, store, rules, keeping)
 
     @property
     def where(self) -> str:
@@ -200,18 +212,35 @@ class CudaRunner:
     @property
     def costs(self) -> str:
         """A line for --stats."""
-        moved = "" if self._adapter is None else f"; {self._adapter}"
-        return f"{self.cost}{moved}"
+        tier = "" if self._tier is None else f"; {self._tier}"
+        return f"{self.cost}{tier}"
+
+    def figures(self) -> dict[str, int]:
+        """What INFO counts of experts; nothing where all lie in VRAM."""
+        return {} if self._tier is None else self._tier.figures()
+
+    def request_over(self) -> None:
+        """The last line of a request is out."""
+        if self._tier is not None:
+            self._tier.request_over()
+
+    def close(self) -> None:
+        """The engine leaves, with nothing under way."""
+        if self._tier is not None:
+            self._tier.close()
 
     def info(self) -> dict[str, InfoValue]:
         """What INFO says of the card."""
         slots, experts = self._resident.experts_in_vram, self._resident.expert_bytes // MIB
+        store = self._resident.store
         return {
             "vram_free_mib": self._device.memory().free // MIB,
             "expert_slots": slots,
             "expert_slots_primary": slots,
             "expert_cache_mib": experts,
             "expert_cache_primary_mib": experts,
+            "expert_pairs": self._resident.model.spec.layers * self._resident.model.spec.experts,
+            "arena_mib": 0 if store is None else store.placement.missing_bytes // MIB,
             "window_rows": WINDOW_ROWS,
             "prefill_chunk": self.chunk,
             "gpu": "_".join(self._device.name.split()),
@@ -340,8 +369,8 @@ class CudaRunner:
         hits = ticket.hits()
         if hits is not None:
             self._solo_hits += sum(n for n, slot in zip(hits, slots, strict=True) if slot == SOLO)
-        if self._adapter is not None:
-            self._adapter.window()
+        if self._tier is not None:
+            self._tier.window()
 
     def _decided(self, ids: list[int]) -> list[int]:
         batch = self._batch

@@ -181,6 +181,21 @@ _WORKING: Final = (
         "hot experts in order: the first ones lie in VRAM. none: the same share of every layer",
     ),
     _works(
+        CACHE,
+        "--expert-profile-save FILE",
+        "none",
+        file,
+        "write the order in which windows have used experts, for --expert-profile of a later start; of the same file, "
+        "which need not be there yet, if both name it. none: it is forgotten",
+    ),
+    _works(
+        CACHE,
+        "--expert-profile-save-every N",
+        "10",
+        whole(1, MAX_EXPERTS),
+        "requests between two writes of that file; it is also written when the engine leaves",
+    ),
+    _works(
         TIER,
         "--adapt-every N",
         "4",
@@ -348,7 +363,7 @@ _WORKING: Final = (
 _WHOLE = "keys and values of the whole context have their place from the start"
 _ONE_CARD = "one device computes the model, with one cache of experts of a fixed size"
 _OWN_BUFFERS = "the buffers of prompts have a place of their own in this engine"
-_NO_TIER = "experts change places between windows, and what was learned is not kept"
+_NO_TIER = "the window behind a round waits until its experts have changed places"
 _MAPPED = "the host reads the experts from the mapped file; those that a card does not hold lie in page-locked RAM"
 _POOL = "the host kernels have one pool of threads; use --threads"
 _ONE_LAYER = "the draft layer is used as its file has it"
@@ -388,9 +403,7 @@ _NOT_YET: Final[tuple[tuple[str, str, str], ...]] = (
         --system-prompt-cache-* .. | off | files of shared prefixes
         --session-min-free-mib N | 4096 | RAM that stays free at session files"""),
     (TIER, _NO_TIER, """
-        --adapt-async B | 0 | 1: rounds that hold no window up
-        --expert-profile-save FILE | off | write the learned order
-        --expert-profile-save-every N | 10 | how often"""),
+        --adapt-async B | 0 | 1: rounds that hold no window up"""),
     (SPLIT, "the model runs on one device", """
         --layer-split A,B,.. or auto | none | layers over several devices
         --split-device D1,.. | next visible | devices of the split

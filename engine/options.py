@@ -22,7 +22,12 @@ REFUSED_EXIT = 2
 
 _FOR_A_CARD: Final = (("--vram-limit-mib", "0"), ("--ple-io", "auto"))
 """Options that the host does not have, and the values that ask for nothing."""
-_FOR_A_CACHE: Final = (("--vram-reserve-mib", "auto"), ("--expert-cache", "auto"), ("--expert-profile", "none"))
+_FOR_A_CACHE: Final = (
+    ("--vram-reserve-mib", "auto"),
+    ("--expert-cache", "auto"),
+    ("--expert-profile", "none"),
+    ("--expert-profile-save", "none"),
+)
 """The same; a plan takes them for any device."""
 
 
@@ -87,6 +92,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     vram_reserve_mib: int = -1
     expert_cache: int = 0
     expert_profile: str = "none"
+    expert_profile_save: str = "none"
+    expert_profile_save_every: int = 10
     adapt_every: int = 4
     adapt_swaps: int = 96
     adapt_decay: float = 0.7

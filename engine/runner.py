@@ -75,6 +75,16 @@ class ModelRunner:
         """What INFO says of the device beside what is always said: nothing."""
         return {}
 
+    def figures(self) -> dict[str, int]:
+        """What INFO counts of experts: nothing, the file holds them."""
+        return {}
+
+    def request_over(self) -> None:
+        """Nothing is learned of a request."""
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
     def feed(self, slot: int, begin: int, tokens: I32, want_logits: bool) -> F32 | None:
         rows = Rows.of([(slot, begin, tokens)])
         logits, x = self._model.read(rows, self.state, [len(tokens) - 1] if want_logits else [])

@@ -98,6 +98,7 @@ class Server:
 
     vocab    token ids are below it
     figures  values of INFO that change; behind the line that ends a request INFO tells the new ones
+    behind   called when the line that ends a request is out
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Server:
         *,
         vocab: int,
         figures: Callable[[], Mapping[str, InfoValue]] = dict,
+        behind: Callable[[], None] = lambda: None,
     ) -> None:
         self.totals = Totals()
         self._path = path
@@ -115,6 +117,7 @@ class Server:
         self._write = write
         self._vocab = vocab
         self._figures = figures
+        self._behind = behind
         self._told: dict[str, InfoValue] = {}  # the figures that INFO has said
         self._ended = False  # the input is over
 
@@ -174,6 +177,8 @@ class Server:
             if isinstance(event, (Done, Admitted, SlotDone)):
                 ended = n
         self._write([*events[:ended], *self._news(), *events[ended:]] if ended else events)
+        if ended:
+            self._behind()
 
     def _news(self) -> list[Output]:
         """The figures that have changed since they were told, in one INFO."""

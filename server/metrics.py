@@ -34,7 +34,9 @@ _BUCKETS = tuple(round(scale * 10.0**power, 3) for power in range(-3, 3) for sca
 _STATES = ("unloaded", "idle", "reading", "generating")
 _SLOT_STATES = ("idle", "reading", "decoding")
 CACHE = "conversation_cache_"
-"""What INFO calls the limits of parked conversations, and their figures:"""
+"""What INFO calls the limits of parked conversations, and their figures."""
+EXPERT = "expert_"
+"""The same of experts that do not all lie in VRAM."""
 CACHE_NOW = {
     "parked": "Conversations parked in RAM.",
     "parked_mib": "MiB of RAM that they take.",
@@ -54,6 +56,20 @@ CACHE_COUNTERS = {
     "disk_torn": "Files that are not whole, left alone.",
     "disk_damaged": "Files whose bytes have changed, left alone.",
 }
+EXPERT_COUNTERS = {
+    "picks": "Experts that rows of decode windows have picked.",
+    "reads": "Experts that decode windows have read from RAM, each once for all rows of a window.",
+    "read_mib": "MiB of them, read over PCIe.",
+    "streamed_mib": "MiB of experts that prompts have copied from RAM.",
+    "rounds": "Rounds in which experts may change places.",
+    "swaps": "Experts that have changed places.",
+    "swapped_mib": "MiB that this has sent over PCIe, both ways.",
+}
+GAUGES = {CACHE + name: text for name, text in CACHE_NOW.items()}
+COUNTERS = {CACHE + name: text for name, text in CACHE_COUNTERS.items()} | {
+    EXPERT + name: text for name, text in EXPERT_COUNTERS.items()
+}
+"""Values of INFO that Prometheus sees as such; the others are labels of one fact."""
 _LABEL = re.compile("(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
@@ -273,15 +289,15 @@ class LiveCollector(Collector):
 
 
 def engine_metrics(info: Info) -> Iterable[Metric]:
-    """What the engine has said of itself: its facts as labels, and the figures of parked conversations. The counters
-    begin anew with each engine."""
-    figures = {CACHE + name for name in (*CACHE_NOW, *CACHE_COUNTERS)}
+    """What the engine has said of itself: its facts as labels, and the figures of parked conversations and of experts.
+    The counters begin anew with each engine."""
+    figures = {*GAUGES, *COUNTERS}
     facts = {name: str(value) for name, value in info.values.items() if name not in figures and _LABEL.fullmatch(name)}
     if facts:
         yield InfoMetricFamily("strata:engine", "What the engine said when it started.", value=facts)
-    for name, text in CACHE_NOW.items():
-        if CACHE + name in info.values:
-            yield GaugeMetricFamily(f"strata:{CACHE}{name}", text, value=info.whole(CACHE + name))
-    for name, text in CACHE_COUNTERS.items():
-        if CACHE + name in info.values:
-            yield CounterMetricFamily(f"strata:{CACHE}{name}", text, value=info.whole(CACHE + name))
+    for name, text in GAUGES.items():
+        if name in info.values:
+            yield GaugeMetricFamily(f"strata:{name}", text, value=info.whole(name))
+    for name, text in COUNTERS.items():
+        if name in info.values:
+            yield CounterMetricFamily(f"strata:{name}", text, value=info.whole(name))

@@ -94,10 +94,11 @@ def plan_tiers(free: int, asked: Asked, model: Model) -> TierPlan:
     ring = min(room.ring + spare, ring_bytes(asked.ring or BUFFERS * model.experts, model.largest))
     placement = place(model.sizes, model.experts, plan.slots.sizes, order)
     how = f"given {asked.cache}" if asked.cache else "auto"
+    by = "numbers" if asked.order is None else f"a profile of {len(order)} pairs"
     said = (
         *plan.said,
         f"expert cache, {how}: {shown(free)} free, {shown(plan.reserve)} of them stay so; {placement.in_cache} of "
-        f"{placement.pairs} experts in {shown(placement.cache_bytes)}, the others in "
+        f"{placement.pairs} experts, by {by}, in {shown(placement.cache_bytes)}, the others in "
         f"{shown(placement.missing_bytes)} of page-locked RAM",
         f"prompts: chunks of {chunk} in {shown(model.price(chunk))}, experts through a ring of {shown(ring)}",
     )

@@ -34,7 +34,7 @@ class Round:
 
 
 class Ring:
-    """memory uint8 (2 * n,): two buffers of n bytes."""
+    """memory uint8 (2 * n,): two buffers of n bytes. sent: bytes that were copied there so far."""
 
     def __init__(self, driver: Driver, memory: Array) -> None:
         self._driver = driver
@@ -45,6 +45,7 @@ class Ring:
         self._read = [driver.event() for _ in range(BUFFERS)]
         self._holds = [-1] * BUFFERS  # the round whose experts a buffer holds, or will when its copy has landed
         self._rounds: list[Round] = []
+        self.sent = 0
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -91,6 +92,7 @@ class Ring:
         self._copies.upload(self.buffers[buffer][: source.size], source)
         self._landed[buffer].record()
         self._holds[buffer] = number
+        self.sent += source.size
 
 
 def pieces(missing: Sequence[int], size: int, room: int) -> list[list[int]]:

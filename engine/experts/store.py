@@ -73,7 +73,8 @@ class _Layer:
 class ExpertStore:
     """stream_min: rows from which a chunk reads missing experts through the ring.
 
-    hits   of the rows of the last window: picks that lay in the cache · use (layers, experts): picks of windows so far
+    hits       of the rows of the last window: picks that lay in the cache
+    counters   int32 (layers, experts + 1): picks of windows so far, and behind them the missing experts they have read
     """
 
     def __init__(
@@ -87,7 +88,8 @@ class ExpertStore:
         self._ring = Ring(card.driver, card.account.take(ring_bytes, "the ring of streamed experts", remedy))
         card.driver.zero(self._cache)
         self.hits = card.fixed(4 * WINDOW_ROWS).view(np.int32)
-        self.use = card.fixed(4 * placement.pairs).view(np.int32).reshape(placement.begins.shape)
+        layers, experts = placement.begins.shape
+        self.counters = card.fixed(4 * layers * (experts + 1)).view(np.int32).reshape(layers, experts + 1)
         self._spare = card.fixed(max(size.n_bytes for size in placement.sizes))
         self._layers: list[_Layer] = []
         self._stale: set[int] = set()  # layers whose tables of rounds are not those of their homes
@@ -95,6 +97,11 @@ class ExpertStore:
         self._locked = 0
         self._locking = 0.0
         self._reported = time.perf_counter()
+
+    @property
+    def streamed(self) -> int:
+        """Bytes that have been sent through the ring."""
+        return self._ring.sent
 
     @property
     def resident(self) -> npt.NDArray[np.bool_]:
@@ -128,7 +135,8 @@ class ExpertStore:
         sources = [ram[first * n_bytes : (first + n) * n_bytes] for first, n in parts]
         numbers = self._ring.add([Round(*each) for each in zip(sources, of_rounds, strict=True)])
         begin = address(self._cache)
-        tally = Tally(self.hits, self.use[layer], begin, begin + self._cache.size, layer == 0)
+        use, reads = self.counters[layer, :-1], self.counters[layer, -1:]
+        tally = Tally(self.hits, use, reads, begin, begin + self._cache.size, layer == 0)
         gate = replace(banks[0], rounds=partial(self._take, layer, banks, numbers), tally=tally)
         return tuple(Placed(w.type, w.shape, w.data, bank) for w, bank in zip(stacks, (gate, *banks[1:]), strict=True))
 

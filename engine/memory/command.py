@@ -5,6 +5,7 @@ Errors   Refused: no plan, a profile or a draft layer that cannot be read, no ca
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from strata.engine.device.arena import ALIGNMENT, GIB, MIB
 from strata.engine.device.base import Memory
 from strata.engine.device.host import ram
 from strata.engine.drafts import draft_pack
+from strata.engine.experts.learned import Keeping
 from strata.engine.flags import WINDOW_ROWS
 from strata.engine.memory import show
 from strata.engine.memory.advice import advise
@@ -83,13 +85,30 @@ def _draft(pack: Pack, options: Options) -> tuple[int, int]:
 
 
 def profile_of(pack: Pack, options: Options) -> tuple[tuple[int, int], ...] | None:
-    """The pairs of `--expert-profile`, hottest first; None without one."""
-    if options.expert_profile == "none":
+    """The pairs of `--expert-profile`, hottest first; None without one, or where `--expert-profile-save` makes it."""
+    path = Path(options.expert_profile)
+    if options.expert_profile == "none" or (_both(options) and not path.exists()):
         return None
     try:
-        return read_profile(Path(options.expert_profile), pack.spec.layers, pack.spec.experts).pairs
+        return read_profile(path, pack.spec.layers, pack.spec.experts).pairs
     except ProfileError as error:
-        raise Refused(f"--expert-profile: {error}") from None
+        raise Refused(f"--expert-profile: {error}; name another file, or leave the option out") from None
+
+
+def keeping_of(options: Options, former: tuple[tuple[int, int], ...] | None) -> Keeping | None:
+    """Where `--expert-profile-save` keeps the order of experts, which was `former` at the start; None without one."""
+    if options.expert_profile_save == "none":
+        return None
+    path = Path(options.expert_profile_save)
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise Refused(f"--expert-profile-save: {path} cannot be written; name a file in a folder that can")
+    return Keeping(path, options.expert_profile_save_every, former)
+
+
+def _both(options: Options) -> bool:
+    """Whether the profile is read from the file that it is written to."""
+    saved = options.expert_profile_save
+    return saved != "none" and Path(options.expert_profile).absolute() == Path(saved).absolute()
 
 
 def _ram(options: Options) -> Memory:

@@ -2,11 +2,13 @@
 
 Format   "STRP", then u32 little-endian: version 1, layers, experts of a layer, slots, n; then n pairs of u16 (layer,
          expert), hottest first
-Errors   ProfileError in one line: no such file, one of another model, one that is cut off or names a pair twice
+Errors   ProfileError in one line: no such file, one of another model, one that is cut off or names a pair twice;
+         OSError where a file cannot be written
 """
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,3 +75,17 @@ def read_profile(path: Path, layers: int, experts: int) -> Profile:
         raise ProfileError(f"{path}: {error.strerror or error}") from None
     except ProfileError as error:
         raise ProfileError(f"{path}: {error}") from None
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """Put a profile in the place of the file, whole or not at all: a reader finds the old one or the new one."""
+    made = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with made.open("wb") as file:
+            file.write(encode(profile))
+            file.flush()
+            os.fsync(file.fileno())
+        made.replace(path)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise

@@ -33,7 +33,7 @@ from strata.kernels.cuda.arguments import (
     run,
 )
 from strata.kernels.cuda.compile import load_kernel
-from strata.kernels.cuda.plans import DOWN, GATE_UP, PAIRS, UNTUNED, WINDOW_ROWS, Tuning
+from strata.kernels.cuda.plans import DENSE, DOWN, GATE_UP, PAIRS, UNTUNED, WINDOW_ROWS, Tuning
 from strata.kernels.cuda.product import (
     LANES_BLOCKS,
     LANES_WARPS,
@@ -53,15 +53,19 @@ MAX_EXPERTS: Final = 2048
 """Experts that group_rows.cu counts in shared memory."""
 PAIRS_OF_A_BLOCK: Final = 4096
 """PAIRS of group_rows.cu."""
+MOST_PICKS: Final = 1024
+"""MOST_PICKS of count_hits.cu."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tally:
     """hits int32 (WINDOW_ROWS,) on the device: picks of a window's rows whose expert lies between two addresses, over
-    all layers of which one is the `first`. use int32 (experts,): how often the layer's experts were picked."""
+    all layers of which one is the `first`. use int32 (experts,): how often the layer's experts were picked. reads int32
+    (1,): how many that lie elsewhere windows have read, each once for all rows."""
 
     hits: DeviceArray
     use: DeviceArray
+    reads: DeviceArray
     begin: int
     end: int
     first: bool
@@ -130,7 +134,8 @@ def mixture(
     there, null when all are. ids outside 0 .. experts - 1 are taken from `given` too; a window allows only -1.
 
     shared: of a window, the shared expert and the logits (n,) of its gate: fma(sigmoid(logit), shared expert's output,
-    sum). Its products work beside those of the others; x must be older than the kernel that made the ids.
+    sum). Its products work beside those of the others, of one row in the same launches; x must be older than the kernel
+    that made the ids.
     """
     size = check(x=(x, "n H", np.float32), ids=(ids, "n used", np.int32), weights=(weights, "n used", np.float32))
     n, width, used = size["n"], size["H"], size["used"]
@@ -193,9 +198,12 @@ class _Part:
                 part.window(gate, up, down, None if given is None else given[pairs])
             return
         with self.workspace.scratch():
-            own = self._shared_hidden()
+            sides = self._sides(gate, up, down)
+            own = None if sides else self._shared_hidden()
             hidden = self.workspace.array((self.pairs, gate.rows))
-            if gate.type is up.type:
+            if sides:
+                self._window_product(gate, GATE_UP, self.x, hidden, second=up.addresses, side=sides[0])
+            elif gate.type is up.type:
                 self._window_product(gate, GATE_UP, self.x, hidden, second=up.addresses)
             else:
                 other = self.workspace.array(hidden.shape)
@@ -206,7 +214,33 @@ class _Part:
             if self.shared is not None and own is not None:
                 linear(self.workspace, [self.shared[0].down], own[0], out=[own[1]], early=True)
                 more = {"beside": own[1], "join": self.shared[1]}
+            elif self.shared is not None and sides:
+                more = {"side": sides[1], "join": self.shared[1]}
             self._window_product(down, DOWN, hidden, self.out, weights=self.weights, given=given, **more)
+
+    def _sides(self, gate: Bank, up: Bank, down: Bank) -> tuple[row_product.Side, row_product.Side] | None:
+        """The shared expert's products in the launches of one row's experts: two launches less to wait for. None where
+        they do not go together."""
+        first, last = (self._plan(bank, mode) for bank, mode in ((gate, GATE_UP), (down, DOWN)))
+        if self.shared is None or len(self.x) > 1 or gate.type is not up.type or not first or not last:
+            return None
+        own = self.shared[0]
+        if own.gate.type is not own.up.type or own.gate.type.is_float or own.down.type.is_float:
+            return None
+        plans = (
+            row_plans.side_plan(cards.card(), first, own.gate.type, GATE_UP, own.gate.rows, own.gate.cols),
+            row_plans.side_plan(cards.card(), last, own.down.type, DENSE, own.down.rows, own.down.cols),
+        )
+        given = window_inputs(self.workspace, self.x, own.gate.type)
+        if plans[0] is None or plans[1] is None or "x" not in given:
+            return None
+        hidden = self.workspace.array((1, own.gate.rows))
+        both = [(address(w.data), hidden, w.rows) for w in (own.gate, own.up)]
+        result = [(address(own.down.data), self.out, own.down.rows)]
+        return (
+            row_product.Side(own.gate.type, plans[0], GATE_UP, both, {**given, "n": 1, "cols": own.gate.cols}),
+            row_product.Side(own.down.type, plans[1], DENSE, result, {"x": hidden, "n": 1, "cols": own.down.cols}),
+        )
 
     def _shared_hidden(self) -> tuple[DeviceArray, DeviceArray] | None:
         """The shared expert's silu(gate x) * (up x), beside the kernel that made the ids, and an array for its output:
@@ -248,6 +282,7 @@ class _Part:
         with self.workspace.scratch():
             given = window_inputs(self.workspace, x, bank.type)
             common["early"] = int(bool(more.get("early")) and "x" in given)  # a kernel that quantises comes between
+            common["older"] = int(self.shared is not None and mode == GATE_UP and "x" in given)
             row_product.experts(plan, bank.type, mode, out, bank.rows, **given, **common)
 
     # ------------------------------------------------------------------------------------------------------ prompts
@@ -367,11 +402,12 @@ def group_rows(workspace: Workspace, ids: DeviceArray, experts: int, tile: int) 
 
 
 def count_hits(ids: DeviceArray, addresses: DeviceArray, tally: Tally) -> None:
-    """Of ids (n, used) those whose addresses are the tally's, row by row."""
+    """Of ids (n, used), of which a row has each but once, those whose addresses are the tally's, row by row."""
     n, used = ids.shape
+    require(n * used <= MOST_PICKS, f"up to {MOST_PICKS} picks of a window are counted, got {n * used}")
     pointers = [np.uint64(address(a)) for a in (ids, addresses)]
     between = np.uint64(tally.begin), np.uint64(tally.end)
-    counts = (np.uint64(address(a)) for a in (tally.hits, tally.use))
+    counts = (np.uint64(address(a)) for a in (tally.hits, tally.use, tally.reads))
     arguments = (*pointers, *between, np.int32(used), np.int32(tally.first), *counts)
     load_kernel("count_hits.cu", "count_hits")((1,), (32 * n,), arguments, shared_mem=0)
 

@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from strata.protocol.version import VERSION
 from strata.server.errors import Refused
 from strata.server.generation import timings
-from strata.server.metrics import CACHE, SHOWN_RECORDS, live
+from strata.server.metrics import CACHE, EXPERT, SHOWN_RECORDS, live
 from strata.server.scheduler import Engine
 from strata.server.slots import Use
 from strata.server.state import STATE, State
@@ -131,6 +131,7 @@ async def metrics(request: web.Request) -> web.Response:
             "requests": records if request.query.get("requests") == "all" else records[:SHOWN_RECORDS],
             "totals": state.metrics.totals,
             "conversation_cache": _info_with(state, CACHE),
+            "experts": _info_with(state, EXPERT),
             "hardware": machine(),
             "history": list(state.metrics.history),
             "time": time.time(),

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from strata.engine.cuda_runner import CudaRunner
+from strata.engine.experts import learned, tier
+from strata.engine.memory.profile import read_profile
 from strata.engine.model.resident import RESERVE
 from strata.engine.options import Options, Refused
 from strata.engine.pack import open_pack
@@ -284,6 +286,41 @@ def test_requests_with_a_quarter_of_the_experts_in_vram_are_those_of_the_host_an
     assert done.lookups == 5 * spec.layers * spec.experts_used == done.hits + done.ram_blobs
     assert 0 < done.hits < done.lookups
     assert " experts have changed places in " in tiered.costs and "; 0 experts" not in tiered.costs
+    figures = tiered.figures()
+    assert figures["expert_rounds"] > 0 < figures["expert_swaps"] and figures["expert_reads"] < figures["expert_picks"]
+
+
+def test_what_windows_pick_is_counted_and_kept_for_the_next_start(any_card, pack, host, tmp_path, monkeypatch):
+    """Without rounds the cache stays as it is, so of picks of one row those that are no hits are reads."""
+    monkeypatch.setattr(learned, "LEAST_WINDOWS", 4)
+    monkeypatch.setattr(tier, "LOOK_EVERY", 1)
+    spec, path = pack.spec, tmp_path / "hot.strp"
+    quarter = spec.layers * spec.experts // 4
+    names = {"expert_profile": str(path), "expert_profile_save": str(path), "expert_profile_save_every": 2}
+    how = replace_options(device="cuda", expert_cache=quarter, adapt_every=0, **names)
+    requests = [Request(ids(4, seed), 5, Sampling()) for seed in (1, 2, 3)]
+
+    def answered(runner: CudaRunner) -> int:
+        """How many experts the requests have read."""
+        runner.warm()
+        for number, request in enumerate(requests, 1):
+            assert run(runner, [request]) == run(host, [request])
+            runner.request_over()
+            assert path.exists() or number < 2, "the file is written behind the second request"
+        runner.close()
+        figures, rows = runner.figures(), len(requests) * (4 + 4)
+        assert figures["expert_picks"] == rows * spec.layers * spec.experts_used, "of the prompts' windows as well"
+        (size,) = set(runner._resident.store.placement.sizes)
+        assert figures["expert_read_mib"] == figures["expert_reads"] * size.n_bytes // MIB
+        assert 0 < figures["expert_reads"] <= figures["expert_picks"] - runner.solo_hits()
+        assert figures["expert_rounds"] == figures["expert_swaps"] == figures["expert_streamed_mib"] == 0
+        return figures["expert_reads"]
+
+    before = answered(CudaRunner(pack, how, driver=any_card()))
+    profile = read_profile(path, spec.layers, spec.experts)
+    assert len(profile.pairs) == spec.layers * spec.experts and profile.slots == quarter
+    after = answered(CudaRunner(pack, how, driver=any_card()))
+    assert after < 0.9 * before
 
 
 @pytest.mark.parametrize(

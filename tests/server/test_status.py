@@ -136,6 +136,25 @@ async def test_counters_of_the_engine_are_kept_until_it_is_another_one(serve):
         assert "strata:conversation_cache_hits_total 0.0" in await prometheus(harness)
 
 
+async def test_figures_of_experts_are_counters_and_no_labels(serve):
+    info = {"expert_slots": 6144, "expert_picks": 480, "expert_reads": 0, "expert_swaps": 0}
+    told = "INFO expert_picks=960 expert_reads=37 expert_read_mib=70"
+    lives = [{"info": info, "replies": [{"steps": [{"text": "one"}, {"raw": told}, {"text": " two"}]}]}]
+    async with serve(lives=lives) as harness:
+        assert await harness.text(chat_template_kwargs={"enable_thinking": False}) == "one two"
+        assert (await harness.get("/metrics"))[1]["experts"] == {
+            **info,
+            "expert_picks": 960,
+            "expert_reads": 37,
+            "expert_read_mib": 70,
+        }
+        lines = (await prometheus(harness)).splitlines()
+        for line in ("picks_total 960.0", "reads_total 37.0", "read_mib_total 70.0", "swaps_total 0.0"):
+            assert f"strata:expert_{line}" in lines
+        (facts,) = (line for line in lines if line.startswith("strata:engine_info{"))
+        assert 'expert_slots="6144"' in facts and "expert_picks" not in facts and "expert_swaps" not in facts
+
+
 async def test_drafts_in_slots_that_the_engine_cannot_make_are_said_at_its_start(serve, monkeypatch, caplog):
     monkeypatch.setenv("STRATA_BATCH_MTP", "1")
     for facts, warns in (({}, True), ({"mtp_max": 2}, False)):

@@ -1,0 +1,97 @@
+"""What follows the windows of an engine whose experts do not all lie in VRAM: counts, swaps, the learned order.
+
+Cost     between two windows a comparison; every few windows a copy of the counts, and a round where experts move
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from strata.engine.device.arena import MIB
+from strata.engine.device.driver import Driver
+from strata.engine.experts.adapt import AdaptRules
+from strata.engine.experts.adapter import Adapter
+from strata.engine.experts.counts import ExpertCounts
+from strata.engine.experts.learned import Keeping, Learned
+from strata.engine.experts.store import ExpertStore
+
+LOOK_EVERY: Final = 16
+"""Windows between two looks at the counts where nothing moves."""
+
+
+class Tier:
+    """picks, reads, read_bytes: of windows so far, as far as their counts have come to the host."""
+
+    def __init__(self, driver: Driver, store: ExpertStore, rules: AdaptRules, keeping: Keeping | None) -> None:
+        placement = store.placement
+        moves = rules.on and placement.missing_bytes > 0 and placement.in_cache > 0
+        self._store = store
+        self._counts = ExpertCounts(driver, store.counters)
+        self._sizes = np.array([size.n_bytes for size in placement.sizes], np.int64)
+        self._every = rules.every if moves else LOOK_EVERY
+        self._adapter = Adapter(store, rules) if moves else None
+        picks = np.zeros(placement.begins.shape, np.int64)
+        self._learned = None if keeping is None else Learned(keeping, picks, placement.in_cache)
+        self._windows = self._asked_at = self._before = 0
+        self.picks = self.reads = self.read_bytes = 0
+
+    def __str__(self) -> str:
+        """For --stats."""
+        read = f"{self.reads} of {self.picks} picked experts were read from RAM, {self.read_bytes / MIB:.0f} MiB"
+        return read if self._adapter is None else f"{read}; {self._adapter}"
+
+    def begin(self) -> None:
+        """What start has counted was no text."""
+        self._counts.ask()
+        self._counts.take()
+
+    def window(self) -> None:
+        """A window is over, and the next one may be queued already."""
+        self._look()
+        self._windows += 1
+        if self._windows % self._every == 0:
+            self._ask()
+
+    def figures(self) -> dict[str, int]:
+        """What INFO says of experts, beside what never changes."""
+        adapter = self._adapter
+        return {
+            "expert_picks": self.picks,
+            "expert_reads": self.reads,
+            "expert_read_mib": self.read_bytes // MIB,
+            "expert_streamed_mib": self._store.streamed // MIB,
+            "expert_rounds": 0 if adapter is None else adapter.rounds,
+            "expert_swaps": 0 if adapter is None else adapter.swaps,
+            "expert_swapped_mib": 0 if adapter is None else adapter.moved // MIB,
+        }
+
+    def request_over(self) -> None:
+        """The last line of a request is out."""
+        if self._learned is not None:
+            self._learned.request_over()
+
+    def close(self) -> None:
+        """The engine leaves, with nothing under way."""
+        if self._learned is not None:
+            self._ask()
+            self._look(rounds=False)
+            self._learned.write()
+
+    def _ask(self) -> None:
+        self._counts.ask()
+        self._before, self._asked_at = self._asked_at, self._windows
+
+    def _look(self, rounds: bool = True) -> None:
+        """At the counts, where some have come."""
+        came = self._counts.take()
+        if came is None:
+            return
+        self.picks += int(came.picks.sum())
+        self.reads += int(came.reads.sum())
+        self.read_bytes += int(came.reads @ self._sizes)
+        if self._learned is not None:
+            self._learned.add(came.picks, self._asked_at - self._before)
+        if rounds and self._adapter is not None:
+            self._adapter.round(came.picks)
