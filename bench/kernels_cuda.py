@@ -208,6 +208,7 @@ extern "C" __global__ void read_all(const uint4* a, unsigned* out, long long n) 
 SCALES_AT = {
     "Q4_1": (0, 2),
     "Q5_1": (0, 2),
+    "IQ4_NL_CARD": (0, 2, 4, 6),
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q4_K": (0, 2),

@@ -48,7 +48,7 @@ DENSE = {
     "head": ("Q5_K", (248320,), HIDDEN),
 }
 """Name -> type, rows of each matrix, columns. Up and small are Q8_0, since their rows are no whole blocks of Q6_K."""
-EXPERT_TYPES = ("IQ3_S_CARD", "IQ4_NL")
+EXPERT_TYPES = ("IQ3_S_CARD", "IQ4_NL_CARD")
 """Of gate and up, of down, as a card keeps them."""
 LAYER = ("down", "up", "in", "out", "down", "up", "gates", "small", "experts")
 LAYERS = 4

@@ -27,6 +27,8 @@ when a matrix comes to a card for good (cuda/repack.py), never in a file; CARD_F
 
     IQ3_S_CARD   d, two bytes of 0; four bytes, s of span i (32 weights) low and of span i + 4 high; 16 bytes a span,
                  byte j with n = (code + 15) / 2 of weight j low and of weight 16 + j high
+    IQ4_NL_CARD  d of four blocks; 16 bytes a block, word t with q of weights 4 t .. 4 t + 3, lowest bits first, then of
+                 weights 16 + 4 t .. 19 + 4 t
 
 Source: the GGUF tensor types as ggml defines them; `gguf.quants` is the independent check in the tests.
 """
@@ -108,7 +110,10 @@ _TYPES: Final = (
     TensorType("Q2_0", 42, 64, 18, 32),
 )
 
-_CARD_TYPES: Final = (TensorType("IQ3_S_CARD", CARD_ONLY + 21, 256, 136, 32),)
+_CARD_TYPES: Final = (
+    TensorType("IQ3_S_CARD", CARD_ONLY + 21, 256, 136, 32),
+    TensorType("IQ4_NL_CARD", CARD_ONLY + 20, 128, 72, 32),
+)
 
 BY_ID: Final = MappingProxyType({t.ggml_id: t for t in _TYPES})
 """Types of files."""

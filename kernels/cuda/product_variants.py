@@ -64,7 +64,7 @@ def _blocks(
 ) -> Iterator[tuple[str, Constants]]:
     for mode in modes:
         cols, experts = (
-            256 if kind.block == 256 else 320,
+            640 if kind.block == 128 else 256 if kind.block == 256 else 320,
             (0,) if mode == DENSE else (0, 2) if mode == GATE_UP else (2,),
         )
         for n, used, wide in product(windows, experts, sorted({False, row_plans.aligned(kind, ())})):

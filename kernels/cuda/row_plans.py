@@ -305,6 +305,8 @@ class _Cut:
         spans = job.cols // ACTIVATION_BLOCK
         if job.kind.block == 256:
             return 8
+        if job.kind.block == 128:
+            return 4
         if job.kind.block == 64:
             return 4 if spans % 4 == 0 else 2
         fits = [s for s in SMALL_SPANS if spans % s == 0]

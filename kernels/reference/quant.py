@@ -241,6 +241,11 @@ def _iq3_s_card(b: U8) -> Parts:
     return codes, _odd_scales(_half(b[:, :2]), _planes(b[:, 4:8], 4, 4), 1), None
 
 
+def _iq4_nl_card(b: U8) -> Parts:
+    fields = _fields(_word(b[:, 8:], "<u4"), 4, list(range(0, 32, 4))).reshape(len(b), 4, 4, 2, 4)
+    return IQ4_VALUES[fields.transpose(0, 1, 3, 2, 4).reshape(len(b), 128)], _half(b[:, :8]), None
+
+
 def _with_delta(index: npt.NDArray, negative: npt.NDArray) -> I8:
     """Eight times the grid values, plus or minus one: index and sign (n, 32) of eight values each."""
     codes = grid("IQ1_S")[index] * np.int8(8)
@@ -283,6 +288,7 @@ _UNPACK: dict[str, Callable[[U8], Parts]] = {
     "IQ3_XXS": _iq3_xxs,
     "IQ3_S": _iq3_s,
     "IQ3_S_CARD": _iq3_s_card,
+    "IQ4_NL_CARD": _iq4_nl_card,
     "IQ1_S": _iq1_s,
     "IQ1_M": _iq1_m,
     "MXFP4": _mxfp4,

@@ -35,4 +35,12 @@ def _iq3_s(b: U8) -> U8:
     return np.concatenate([head, fields.reshape(len(b), 128)], axis=1)
 
 
-_REPACK: dict[str, Callable[[U8], U8]] = {"IQ3_S": _iq3_s}
+def _iq4_nl(b: U8) -> U8:
+    blocks = b.reshape(len(b), 4, 18)
+    halves = np.stack([blocks[:, :, 2:] & 15, blocks[:, :, 2:] >> 4], axis=2)  # weights 0 to 15, then 16 to 31
+    words = halves.reshape(len(b), 4, 2, 4, 4).transpose(0, 1, 3, 2, 4).reshape(len(b), 64, 2)  # by threads
+    fields = words[:, :, 0] | words[:, :, 1] << np.uint8(4)
+    return np.concatenate([blocks[:, :, :2].reshape(len(b), 8), fields], axis=1)
+
+
+_REPACK: dict[str, Callable[[U8], U8]] = {"IQ3_S": _iq3_s, "IQ4_NL": _iq4_nl}

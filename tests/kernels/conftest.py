@@ -22,6 +22,7 @@ HALVES = {  # byte offsets of the half-precision numbers of a block; 0 where not
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    "IQ4_NL_CARD": (0, 2, 4, 6),
 }
 
 
@@ -54,7 +55,7 @@ def blocks(name: str, n: int, scale: float, rng: np.random.Generator) -> np.ndar
         data[:, 48:56] = (words | nibbles << np.uint16(12)).view(np.uint8)
     else:
         for i, at in enumerate(HALVES.get(name, (0,))):
-            data[:, at : at + 2] = raw[:, i]
+            data[:, at : at + 2] = raw[:, i % 2]
     return data
 
 

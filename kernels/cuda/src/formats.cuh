@@ -1,6 +1,6 @@
 // Blocks of every quantised tensor type to int8 codes and scales: formats.py in the shape that matrix steps want.
 //
-// A *chunk* is 256 weights of a row: one block of 256, four of 64, or eight of 32 (the last chunk of a row of small
+// A *chunk* is 256 weights of a row: one block of 256, two of 128, four of 64, or eight of 32 (the last chunk of a row of small
 // blocks may be short). Eight *spans* of 32 weights make a chunk. Four threads t = 0..3 share a row: thread t gets two
 // words, eight codes, of every span:
 //
@@ -82,11 +82,17 @@ DEVICE u32 negate_odd(u32 codes, u32 nibble) {
 // Seven sign bits and an eighth that makes their number even.
 DEVICE u32 even_signs(u32 seven) { return seven | parity(seven) << 7; }
 
-// The 16 values of a table by the nibbles of a word: low nibbles to `low`, high nibbles to `high`.
-DEVICE void look16(u32 w, u32 t0, u32 t1, u32 t2, u32 t3, u32& low, u32& high) {
+// The 16 values of a table by the nibbles of a word: of the first four to `first`, of the others to `last`.
+DEVICE void look8(u32 w, u32 t0, u32 t1, u32 t2, u32 t3, u32& first, u32& last) {
     u32 pick = w & 0x77777777u, upper = ((w >> 1) & 0x44444444u) | 0x32103210u;
-    u32 r0 = permute(permute(t0, t1, pick), permute(t2, t3, pick), upper);
-    u32 r1 = permute(permute(t0, t1, pick >> 16), permute(t2, t3, pick >> 16), upper >> 16);
+    first = permute(permute(t0, t1, pick), permute(t2, t3, pick), upper);
+    last = permute(permute(t0, t1, pick >> 16), permute(t2, t3, pick >> 16), upper >> 16);
+}
+
+// The same: of the low nibbles of its bytes to `low`, of the high ones to `high`.
+DEVICE void look16(u32 w, u32 t0, u32 t1, u32 t2, u32 t3, u32& low, u32& high) {
+    u32 r0, r1;
+    look8(w, t0, t1, t2, t3, r0, r1);
     low = permute(r0, r1, 0x6420);
     high = permute(r0, r1, 0x7531);
 }
@@ -353,6 +359,16 @@ struct IQ3_S_CARD {
     DEVICE static float scale(const u8* p, int g) {
         return odd_scale(half_at(p), 0.125f, p[4 + (g & 3)] >> (g & 4) & 15);
     }
+    NO_OFFSET
+};
+
+// IQ4_NL as a card keeps it: four blocks together.
+struct IQ4_NL_CARD {
+    FORMAT(128, 72, 32, 0, NATIVE, 4, 0, WORD, 1)
+    DEVICE static void span(const u8* p, int s, int t, Grid, u32& c0, u32& c1) {
+        look8(load4<4>(p + 72 * (s >> 2) + 8 + 16 * (s & 3) + 4 * t), IQ4_TABLE, c0, c1);
+    }
+    DEVICE static float scale(const u8* p, int g) { return half_at(p + 72 * (g >> 2) + 2 * (g & 3)); }
     NO_OFFSET
 };
 

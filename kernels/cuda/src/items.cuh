@@ -328,11 +328,12 @@ struct Nibbles {
         const u32 zero = unknown_zero(shared);
         table[0] = zero + 0xBFAD9881u, table[1] = zero + 0xF6EADDCFu, table[2] = zero + 0x271A0E02u, table[3] = zero + 0x725A4636u;
     }
-    // Four fields in the low bits.
-    DEVICE int dot(u32 fields, u32 q, int sum) const {
+    // Four fields in the low bits; `turned`: with their highest bits turned.
+    DEVICE int dot(u32 fields, u32 turned, u32 q, int sum) const {
         sum = __dp4a((int)permute(table[0], table[1], fields), (int)q, sum);
-        return __dp4a((int)permute(table[2], table[3], fields ^ 0x8888u), (int)q, sum);
+        return __dp4a((int)permute(table[2], table[3], turned), (int)q, sum);
     }
+    DEVICE int dot(u32 fields, u32 q, int sum) const { return dot(fields, fields ^ 0x8888u, q, sum); }
 };
 
 template <>
@@ -436,6 +437,33 @@ struct Item<IQ3_S_CARD> {
             // (2 n + 1) d / 8 as (128 + n) d / 4 - 255 d / 8, exact
             const float scale = fmaf(float_bits(permute(scales, 0x43000000u, 0x7044 + (s << 8))), quarter, less);
             terms[s] = term(16 * low[s] + high[s], scale);
+        }
+    }
+};
+
+template <>
+struct Item<IQ4_NL_CARD> {
+    typedef float Sum;
+    enum { ORDER = NATIVE, FOLD = 0, ODD_CODES = 0, PER = 1 };
+
+    template <int S>
+    DEVICE static void run(float (&terms)[S], const u8* p, int, Grid, const u8* q, const float*) {
+        static_assert(S == 4, "an item of IQ4_NL_CARD is a block");
+        const Nibbles codes(p);
+        const uint2 scales = *(const uint2*)p;
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            int sum = MAGIC_BITS;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint2 w = *(const uint2*)(p + 8 + 16 * s + 8 * h);
+                const uint4 v = inputs_of(q, s, h);
+                const u32 x = w.x ^ 0x88888888u, y = w.y ^ 0x88888888u;
+                sum = codes.dot(w.x, x, v.x, sum), sum = codes.dot(w.x >> 16, x >> 16, v.y, sum);
+                sum = codes.dot(w.y, y, v.z, sum), sum = codes.dot(w.y >> 16, y >> 16, v.w, sum);
+            }
+            const u32 both = s < 2 ? scales.x : scales.y;
+            terms[s] = term(sum, half_value((u16)(s & 1 ? both >> 16 : both)));
         }
     }
 };

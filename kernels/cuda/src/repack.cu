@@ -34,6 +34,25 @@ struct Packed<IQ3_S> {
     }
 };
 
+template <>
+struct Packed<IQ4_NL> {
+    typedef IQ4_NL_CARD Form;
+
+    DEVICE static void block(const u8* p, u32* to, int s, int t, Grid) {
+        if (s >= 4) return;  // a block of the form has four spans
+        const u8* own = p + 18 * s;
+        const u32 w = load4<2>(own + 2 + 4 * t);
+        to[2 + 4 * s + t] = low_halves(w) | low_halves(w >> 4) << 16;
+        if (t == 0) ((u16*)to)[s] = *(const u16*)own;
+    }
+    // The low nibbles of four bytes side by side.
+    DEVICE static u32 low_halves(u32 w) {
+        w = w & 0x0F0F0F0Fu;
+        w = (w | w >> 4) & 0x00FF00FFu;
+        return (w | w >> 8) & 0xFFFFu;
+    }
+};
+
 // n blocks of the form to `to`, from the file's blocks at `from`, which begins at a multiple of 4.
 KERNEL __launch_bounds__(32 * WARPS) void repack(const u8* from, u8* to, long long n) {
     inputs_ready();

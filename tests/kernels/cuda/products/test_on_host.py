@@ -43,7 +43,8 @@ def test_large_matrices_go_through_tiles_and_small_ones_do_not():
 
 
 @pytest.mark.parametrize(
-    "name, rows, cols, n", [("Q5_1", 140, 288, 17), ("IQ2_S", 20, 512, 19), ("IQ3_S_CARD", 20, 512, 19)]
+    "name, rows, cols, n",
+    [("Q5_1", 140, 288, 17), ("IQ2_S", 20, 512, 19), ("IQ3_S_CARD", 20, 512, 19), ("IQ4_NL_CARD", 20, 640, 19)],
 )
 def test_a_prompt_has_the_bits_of_the_written_order(host, random_weight, name, rows, cols, n):
     host.check_linear([random_weight(name, rows, cols)], n)
@@ -81,9 +82,9 @@ MIXTURES = [
     (("IQ3_S", "IQ3_S", "IQ4_NL"), 96, 512, 5, 3, 6, (2,)),
     (("Q4_K", "Q6_K", "Q8_0"), 64, 256, 3, 2, 4, ()),
     (("IQ3_S", "IQ3_S", "IQ4_NL"), 96, 512, 1, 5, 8, (2, 7)),
-    (("IQ3_S_CARD", "IQ3_S_CARD", "IQ4_NL"), 96, 512, 5, 3, 6, (2,)),
-    (("IQ3_S_CARD", "IQ3_S_CARD", "IQ4_NL"), 96, 512, 1, 5, 8, (2, 7)),
-    (("IQ3_S_CARD", "IQ3_S_CARD", "IQ4_NL"), 96, 512, 21, 3, 6, ()),
+    (("IQ3_S_CARD", "IQ3_S_CARD", "IQ4_NL_CARD"), 128, 512, 5, 3, 6, (2,)),
+    (("IQ3_S_CARD", "IQ3_S_CARD", "IQ4_NL_CARD"), 128, 512, 1, 5, 8, (2, 7)),
+    (("IQ3_S_CARD", "IQ3_S_CARD", "IQ4_NL_CARD"), 128, 512, 21, 3, 6, ()),
     (("Q4_K", "Q6_K", "Q8_0"), 64, 256, 1, 4, 5, ()),
     (("BF16", "BF16", "BF16"), 40, 132, 4, 3, 5, (1, 3)),
     (("IQ3_S", "IQ3_S", "IQ4_NL"), 96, 512, 21, 3, 6, ()),
@@ -114,9 +115,9 @@ def test_a_joined_result_is_added_behind_its_gate(host, written, random_weight, 
     np.testing.assert_array_equal(host.download(out), want)
 
 
-@pytest.mark.parametrize("name", ["Q2_0", "IQ1_M", "IQ3_S_CARD", "Q5_K", "F16"])
+@pytest.mark.parametrize("name", ["Q2_0", "IQ1_M", "IQ3_S_CARD", "IQ4_NL_CARD", "Q5_K", "F16"])
 def test_dequantised_rows_have_the_bits_of_the_reference(host, random_weight, name):
-    w = random_weight(name, 12, 512 if BY_NAME[name].block == 256 else 320)
+    w = random_weight(name, 12, 512 if BY_NAME[name].block == 256 else 640)
     rows = np.array([3, 0, 11, 3], np.int64)
     got = product.dequantize(host.workspace(), host.weight(w), host.upload(rows))
     np.testing.assert_array_equal(host.download(got), dequantize(w, rows))
