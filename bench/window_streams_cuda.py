@@ -5,7 +5,8 @@
 A round is hyper_add and hyper_mix of one module, the product with its result and the product that makes the next
 block's output; a chain is a captured graph of rounds over modules that together leave the cache. u, beta and x of a
 round are first compared with the host's, bit for bit. Timed with overlapping launches and with launches in turn; then
-what each kernel adds to a round (window_launches.py): the time of the chain less that of the chain without it.
+what each kernel adds to a round (window_launches.py): the time of the chain less that of the chain without it. All that
+with kernels that hand numbers on while they work (words.cuh), and the round alone without.
 --ways: also with other shares of the first cache as shared memory, and four rows of `down` a block.
 
 Errors   exit code 1 and the array when a bit differs
@@ -69,6 +70,7 @@ class Rounds:
         self.modules = [self._module()]
         one = sum(w.data.nbytes for w in (self.modules[0].down, self.modules[0].up))
         self.modules += [self._module() for _ in range(CACHE_BYTES // one)]
+        self.words = bench.cp.zeros(hyper.MOST_WORDS, np.float32)
         self.x, self.y = bench.inputs(n * STREAMS, HIDDEN).reshape(n, STREAMS, HIDDEN), bench.inputs(n, HIDDEN)
         self.beta = bench.inputs(n, STREAMS) * np.float32(0.1)
 
@@ -88,7 +90,7 @@ class Rounds:
         return w
 
     def mix(self, module: Hyper, beta: Any, y: Any) -> tuple[Any, Any]:
-        return hyper.hyper_mix(self.bench.workspace, self.x, module, EPS, self.n, (beta, y))
+        return hyper.hyper_mix(self.bench.workspace, self.x, module, EPS, self.n, (beta, y), self.words)
 
     def run(self) -> None:
         """A chain."""
@@ -132,6 +134,10 @@ def measure(rounds: Rounds) -> None:
         launches.overlap(False)
         in_turn = float(np.median(each()))
         launches.overlap(True)
+        with mock.patch.object(rounds, "words", None):
+            ended = Launches.of(rounds.run)
+        apart = [t / count for t in bench.times([ended.queue], REPLAYS)]
+        bench.add(f"round of {n} rows, the rest waits for the end of down", "us", apart)
         bench.add(f"round of {n} rows", "us", whole, f"{in_turn:8.2f} us in turn")
         for names in (*((name,) for name in kernels), tuple(kernels)):
             shares = [float(np.median(whole)) - t for t in each(names)]
