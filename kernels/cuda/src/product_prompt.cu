@@ -399,38 +399,45 @@ struct Steps<1> {
     }
 };
 
+// Results to memory. A tile of nothing but rows of the matrix, which most are, is stored without a look at each.
 DEVICE void store_tile(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, int tile, int eights, int wm,
                        int wn) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    const int first = w.row + tile * ROWS;
-    float* out = a.matrix[w.matrix].out;
+    const int first = w.row + tile * ROWS, left = w.rows - first;
+    const int row = (MODE == GATE_UP ? 8 : 16) * MT * wm + g, column = 8 * eights * wn + 2 * t;
+    float* out = a.matrix[w.matrix].out + first + row;
+    const bool joins = MODE == DENSE && a.join;
+    int at[2 * NT];
 #pragma unroll
-    for (int j = 0; j < NT; j++) {
-        if (MODE != DENSE && j >= eights) break;
+    for (int i = 0; i < 2 * NT; i++) {
+        const int own = column + 8 * (i >> 1) + (i & 1);
+        at[i] = MODE == DENSE ? w.begin + own : a.order[w.begin + min(own, w.count - 1)];
+    }
+    if (MODE != GATE_UP && !joins && left >= ROWS) {
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
-            const int column = 8 * (eights * wn + j) + 2 * t + c;
-            if (column >= w.count) continue;
-            const int at = MODE == DENSE ? w.begin + column : a.order[w.begin + column];
-            float* line = out + (long long)at * w.rows;
-            if (MODE == GATE_UP) {
+        for (int i = 0; i < 2 * NT; i++) {
+            float* line = out + (u64)(u32)at[i] * (u32)w.rows;
+            if (column + 8 * (i >> 1) + (i & 1) < w.count && (MODE == DENSE || i >> 1 < eights))
 #pragma unroll
-                for (int i = 0; i < 2 * MT; i += 4)
+                for (int r = 0; r < 2 * MT; r++) line[8 * r] = acc[r >> 1][i >> 1][2 * (r & 1) + (i & 1)];
+        }
+        return;
+    }
 #pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        const int row = first + 8 * (MT * wm + i / 2 + h) + g;
-                        const float gate = acc[i / 2][j][2 * h + c], up = acc[i / 2 + 1][j][2 * h + c];
-                        if (row < w.rows) line[row] = silu_f32(gate) * up;
-                    }
-                continue;
-            }
-            const bool joins = MODE == DENSE && a.join;
-            const float weight = joins ? sigmoid_f32(a.join[at]) : 0.0f;
+    for (int i = 0; i < 2 * NT; i++) {
+        const int j = i >> 1, c = i & 1;
+        if (column + 8 * j + c >= w.count || (MODE != DENSE && j >= eights)) continue;
+        float* line = out + (u64)(u32)at[i] * (u32)w.rows;
+        const float weight = joins ? sigmoid_f32(a.join[at[i]]) : 0.0f;
 #pragma unroll
-            for (int i = 0; i < 2 * MT; i++) {
-                const int row = first + 8 * (2 * MT * wm + i) + g;
-                const float y = acc[i >> 1][j][2 * (i & 1) + c];
-                if (row < w.rows) line[row] = joins ? fmaf(weight, y, line[row]) : y;
+        for (int r = 0; r < (MODE == GATE_UP ? MT : 2 * MT); r++) {
+            if (row + 8 * r >= left) continue;
+            if (MODE == GATE_UP) {  // 16 rows of gate, then the same of up
+                const float gate = acc[r & ~1][j][2 * (r & 1) + c], up = acc[r | 1][j][2 * (r & 1) + c];
+                line[8 * r] = silu_f32(gate) * up;
+            } else {
+                const float y = acc[r >> 1][j][2 * (r & 1) + c];
+                line[8 * r] = joins ? fmaf(weight, y, line[8 * r]) : y;
             }
         }
     }
