@@ -47,6 +47,7 @@ DENSE_SHAPES = (
 SWEPT = DENSE_SHAPES[:5]
 EXPERTS, USED, HIDDEN, INNER, STREAMS, RANK = 512, 10, 2560, 640, 4, 320
 EXPERT_TYPES = ("IQ3_S_CARD", "IQ4_NL_CARD")
+"""Of gate and up, of down, as a card keeps them."""
 TRIED = (*CUTS[:6], Cut(64, 4, 8, 2), Cut(64, 4, 4, 3), Cut(64, 2, 8, 3), Cut(64, 2, 4, 3))
 CHECKED = 8
 REPEATS = 5
@@ -59,7 +60,7 @@ Kernels = set[tuple[str, str, tuple[tuple[str, int | str], ...]]]
 # ------------------------------------------------------------------------------------------------------------ compiling
 
 
-def kernels_of(cuts: tuple[Cut, ...], only: set[str]) -> Kernels:
+def kernels_of(cuts: tuple[Cut, ...], only: set[str], types: tuple[str, str]) -> Kernels:
     """(source, name, constants) of the prompt kernels that will be asked for, beside the small ones."""
     card, found = cards.card(), set()
 
@@ -67,7 +68,7 @@ def kernels_of(cuts: tuple[Cut, ...], only: set[str]) -> Kernels:
         t = BY_NAME[kind]
         plan = fitted(card, t, cut) if cut else prompt_plan(card, t, mode, (rows,), cols, n)
         if plan:
-            constants = plan.constants(t, mode, BY_NAME[EXPERT_TYPES[1]] if mode == GATE_UP else None)
+            constants = plan.constants(t, mode, BY_NAME[types[1]] if mode == GATE_UP else None)
             found.add(("product_prompt.cu", "product_prompt", tuple(sorted(constants.items()))))
 
     for n in ROWS:
@@ -79,8 +80,8 @@ def kernels_of(cuts: tuple[Cut, ...], only: set[str]) -> Kernels:
                     add(kind, DENSE, rows, cols, n, swept)
         if "experts" in only:
             for cut in (None, *cuts):
-                add(EXPERT_TYPES[0], GATE_UP, INNER, HIDDEN, expected(n * USED, EXPERTS), cut)
-                add(EXPERT_TYPES[1], PAIRS, HIDDEN, INNER, expected(n * USED, EXPERTS), cut)
+                add(types[0], GATE_UP, INNER, HIDDEN, expected(n * USED, EXPERTS), cut)
+                add(types[1], PAIRS, HIDDEN, INNER, expected(n * USED, EXPERTS), cut)
     for kind in dict.fromkeys(kind for kind, _, _ in DENSE_SHAPES):
         constants: dict[str, int | str] = {"INPUT_ORDER": order(BY_NAME[kind]), "SUMS": BY_NAME[kind].sums}
         found.add(("quantize.cu", "quantize", tuple(sorted(constants.items()))))
@@ -242,7 +243,7 @@ class Products:
         x, rng = self._inputs(n, HIDDEN), np.random.default_rng(n)
         ids = bench.cp.asarray(np.argsort(rng.random((n, EXPERTS)), 1)[:, :USED].astype(np.int32))
         weights = bench.cp.asarray(rng.random((n, USED), np.float32))
-        case = f"experts {'/'.join(EXPERT_TYPES)} {n}{named(cut)}"
+        case = f"experts {gate.type.name}/{down.type.name} {n}{named(cut)}"
         with cut_to(cut):
             with bench.workspace.scratch():
                 got = mixture.mixture(bench.workspace, gate, up, down, x, ids, weights)
@@ -353,7 +354,7 @@ def ceilings(products: Products) -> None:
                     products.ceiling[group] = max(products.ceiling.get(group, 0.0), float(np.median(rates)))
 
 
-def run(products: Products, only: set[str], cuts: tuple[Cut, ...]) -> None:
+def run(products: Products, only: set[str], cuts: tuple[Cut, ...], types: tuple[str, str]) -> None:
     bench = products.bench
     if "ceiling" in only:
         ceilings(products)
@@ -365,8 +366,8 @@ def run(products: Products, only: set[str], cuts: tuple[Cut, ...]) -> None:
     for n in ROWS if "hyper" in only else ():
         products.streams(n)
     if "experts" in only:
-        stacks = [bench.weight(EXPERT_TYPES[0], EXPERTS, INNER, HIDDEN) for _ in range(2)]
-        stacks.append(bench.weight(EXPERT_TYPES[1], EXPERTS, HIDDEN, INNER))
+        stacks = [bench.weight(types[0], EXPERTS, INNER, HIDDEN) for _ in range(2)]
+        stacks.append(bench.weight(types[1], EXPERTS, HIDDEN, INNER))
         banks = [bench.bank(w) for w in stacks]
         for n in ROWS:
             for cut in (None, *cuts):
@@ -377,18 +378,20 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the records here as JSON")
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, by comma")
+    parser.add_argument("--experts", nargs=2, default=EXPERT_TYPES, help="types of gate and up, and of down")
     parser.add_argument("--cuts", action="store_true", help="also time other cuts")
     args = parser.parse_args(argv)
     only, cuts = set(args.only.split(",")), TRIED if args.cuts else ()
+    types = (args.experts[0], args.experts[1])
     if unknown := only - set(SECTIONS):
         parser.error(f"--only knows {', '.join(SECTIONS)}, not {', '.join(sorted(unknown))}")
     console = Console(width=140)
-    compile_all(kernels_of(cuts, only))
+    compile_all(kernels_of(cuts, only, types))
     bench = Bench(console)
     with bench.stream:
         products = Products(bench)
         try:
-            run(products, only, cuts)
+            run(products, only, cuts, types)
         finally:
             flags = {"card": bench.cp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "cuts": args.cuts}
             report = Report(tool="prompt_products_cuda", records=bench.records, flags=flags)

@@ -300,7 +300,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write the records here as JSON")
     parser.add_argument("--only", default=",".join((*DENSE, "experts", "layer")), help="cases, by comma")
     parser.add_argument("--rows", default="1,8", help="rows of a window, by comma")
-    parser.add_argument("--experts", default=",".join(EXPERT_TYPES), help="types of gate and up, and of down")
+    parser.add_argument("--experts", nargs=2, default=EXPERT_TYPES, help="types of gate and up, and of down")
     parser.add_argument("--ways", action="store_true", help="also time other ways to cut the products")
     args = parser.parse_args(argv)
     only, console = args.only.split(","), Console(width=150)
@@ -313,7 +313,7 @@ def main(argv: list[str] | None = None) -> int:
     }
     for n, cases in sets.items():
         if "experts" in wanted:
-            cases["experts"] = experts(bench, n, args.experts.split(","))
+            cases["experts"] = experts(bench, n, args.experts)
         if "layer" in only:
             cases["layer"] = layer(bench, cases, n)
     alone = [case for cases in sets.values() for case in cases.values() if case.name != "layer"]
