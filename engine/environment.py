@@ -98,7 +98,8 @@ def notes(environ: Mapping[str, str]) -> list[str]:
         text = environ[name]
         if not name.startswith("STRATA_") or not text or name in ELSEWHERE:
             continue
-        is_switch = name in NO_EFFECT_SWITCHES or name in SO_ANYWAY or name in (DEBUG, TRACE, BATCH_MTP)
+        own = (DEBUG, TRACE, BATCH_MTP, CARD_FORMS)
+        is_switch = name in NO_EFFECT_SWITCHES or name in SO_ANYWAY or name in own
         if is_switch and _number(text) is None:
             lines.append(f"{name} is a switch and its value is no whole number: taken as off")
         elif name == DECODE_SHARE and _share(text) is None:

@@ -126,6 +126,17 @@ def test_the_lines_of_a_place_add_up_to_what_is_there(planned, vram, extra):
     assert all(line.n_bytes >= 0 for line in plan.lines)
 
 
+def test_forms_of_experts_are_the_first_thing_that_a_smaller_card_does_without(planned):
+    _, _, plan = planned("--device cuda --vram-limit-mib 98304")
+    forms = sum(line.n_bytes for line in plan.lines if line.what == "forms of experts")
+    assert plan.card and forms and plan.card.free > 0
+    for vram in (98304, 98304 - forms // MIB - plan.card.free // MIB + 1024):
+        _, _, without = planned(f"--device cuda --vram-limit-mib {vram}", Switches(forms=vram < 98304))
+        assert not [line for line in without.lines if line.what == "forms of experts"]
+        assert without.card and without.card.layout.chunk == plan.card.layout.chunk
+        assert len(without.card.slots) == len(plan.card.slots)
+
+
 def test_an_arena_that_does_not_fit_is_said_and_the_file_is_read_instead(planned):
     figures, options, plan = planned("--device cuda --vram-limit-mib 8151 --ram-limit-mib 32768")
     assert plan.homes.source == "mapped"
@@ -247,6 +258,8 @@ def test_the_environment_changes_the_plan_and_nonsense_does_not():
         "STRATA_RESIDENT_HEADROOM_GIB": "4.75",
     }
     assert switches(given_all) == Switches(False, 50, 4864 * MIB)
+    assert switches({"STRATA_CARD_FORMS": "0"}) == Switches(forms=False)
+    assert switches({"STRATA_CARD_FORMS": ""}) == switches({"STRATA_CARD_FORMS": "1"}) == Switches()
     nonsense = dict.fromkeys(given_all, "x") | {"STRATA_PREFILL_OWN_AUTO": ""}
     assert switches(nonsense) == Switches()
     assert switches({"STRATA_PREFILL_LEND_PCT": "101", "STRATA_RESIDENT_HEADROOM_GIB": "-1"}) == Switches()
