@@ -85,7 +85,9 @@ def run(
     arguments: np.ndarray,
     shared: int = 0,
     parts: int = 1,
+    more: tuple[Any, ...] = (),
 ) -> None:
-    """Queue the kernel of src/`source`.cu on the current stream, over a grid of blocks x parts."""
+    """Queue the kernel of src/`source`.cu on the current stream, over a grid of blocks x parts. `more`: its arguments
+    behind the first."""
     kernel = load_kernel(f"{source}.cu", source, **constants)
-    kernel((blocks, parts), (threads,), (arguments,), shared_mem=shared)
+    kernel((blocks, parts), (threads,), (arguments, *more), shared_mem=shared)

@@ -40,7 +40,7 @@ def _text(name: str) -> str:
 
 
 def source_text(source: str, **constants: int | str) -> str:
-    """The whole text of a source: constants, the type's table, includes in place (each once), then the kernels."""
+    """The whole text of a source: constants, the type's table, includes in place (once, if they say so), kernels."""
     seen: set[str] = set()
 
     def expand(name: str) -> str:
@@ -48,7 +48,7 @@ def source_text(source: str, **constants: int | str) -> str:
 
         def include(match: re.Match[str]) -> str:
             file = match.group(1)
-            if file in seen:
+            if file in seen and "#pragma once\n" in _text(file):
                 return "\n"
             seen.add(file)
             return f'{expand(file)}\n#line {text[: match.end()].count(chr(10)) + 1} "{name}"\n'

@@ -36,6 +36,8 @@ REPRESENTATIVE: Final = ("Q6_K", "BF16")
 """Types that take every path of the sources but the unpacking of the others."""
 
 
+SIDE: Final = BY_NAME["Q8_0"]
+"""The type of a shared expert."""
 MODES: Final = (DENSE, GATE_UP, DOWN, PAIRS)
 WINDOWS: Final = (1, 2, 8)
 """Rows of a window: one of each kind of kernel."""
@@ -70,6 +72,10 @@ def _blocks(
         for n, used, wide in product(windows, experts, sorted({False, row_plans.aligned(kind, ())})):
             row = row_plans.row_plan(card, kind, mode, (512,), cols, n, used, wide)
             yield "product_row.cu", row.constants(kind, mode)
+            own = DENSE if mode == DOWN else GATE_UP
+            side = row_plans.side_plan(card, row, SIDE, own, 512, cols) if used and n == 1 and mode != PAIRS else None
+            if side is not None:
+                yield "product_row_beside.cu", row.constants(kind, mode) | side.constants(SIDE, own)
         for n in windows if mode == DENSE else ():
             yield "product_window.cu", plans.window_plan(card, kind, (512,), 256, n).constants(kind)
         if mode != DOWN:

@@ -146,6 +146,22 @@ class RowPlan:
         return {name: getattr(self, name) for name in NUMBERS} | signed
 
 
+@dataclass(frozen=True, slots=True)
+class SidePlan:
+    """A product in another's launch (product_row_beside.cu): its plan, where its part of shared memory begins, and the
+    size of both together."""
+
+    plan: RowPlan
+    at: int
+    shared: int
+
+    def constants(self, kind: TensorType, mode: str) -> dict[str, int | str]:
+        """Macros of product_row_beside.cu beside those of the other product."""
+        own = self.plan.constants(kind, mode)
+        return {f"SIDE_{name}": own[name] for name in SIDE_CONSTANTS}
+
+
+SIDE_CONSTANTS: Final = ("TYPE", "MODE", "SPANS", "ITEMS", "COLUMNS", "PARTS", "DEPTH")
 NUMBERS: Final = (
     "strip", "turns", "strip_turns", "strips", "regions", "at_scales", "at_sums", "at_keys",
     "at_segments", "at_arrived", "at_terms", "at_grid", "at_stages", "at_y",
@@ -207,6 +223,27 @@ def row_plan(
         f"{max(n * used, n)} rows of {cols} inputs with {kind.name} take {plan.shared} bytes of shared memory, "
         f"the card gives a block {card.shared_block}; send fewer rows"
     )
+
+
+@lru_cache(maxsize=256)
+def side_plan(
+    card: Card, main: RowPlan, kind: TensorType, mode: str, rows: int, cols: int, tuning: RowTuning = UNTUNED
+) -> SidePlan | None:
+    """A plan for the shared expert's product of one row in the launch of the experts' that `main` cuts: GATE_UP in its
+    stages, which are not in use yet, DENSE (its down) behind all. None when it does not fit, or has a table."""
+    if table_bytes(kind) or main.aligned:
+        return None
+    try:
+        own = row_plan(
+            card, kind, mode, (rows,), cols, tuning=replace(tuning, warps=main.warps, bulk=main.bulk, apart=None)
+        )
+    except ValueError:
+        return None
+    at = main.at_stages if mode == GATE_UP else _round(main.shared, 128)
+    results = 4 * -(-rows // own.blocks) if mode == DENSE else 0
+    shared = max(main.shared, at + own.at_y + results)
+    fits = own.blocks == main.blocks and shared <= card.shared_block - STATIC
+    return SidePlan(own, at, shared) if fits else None
 
 
 @dataclass(frozen=True, slots=True)

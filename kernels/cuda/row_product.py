@@ -10,26 +10,41 @@ Cost     weights are read once a pair; pairs of the same expert read them about 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
+
+import numpy as np
 
 from strata.kernels.cuda import card as cards
 from strata.kernels.cuda import row_plans
 from strata.kernels.cuda.arguments import enter_matrices, fill, run, structure
 from strata.kernels.cuda.plans import DENSE, GATE_UP, RowTuning
-from strata.kernels.cuda.row_plans import RowPlan
+from strata.kernels.cuda.row_plans import RowPlan, SidePlan
 from strata.kernels.cuda.workspace import DeviceArray
 from strata.kernels.formats import TensorType
 
 ROW: Final = structure(
     ("x", "q", "d", "join", "first", "second", "ids", "weights", "given", "beside"),
-    ("early", "n", "used", "cols", "matrices", "strip", "strip_inverse", "turns", "strip_turns", "strip_turn_inverse",
-     "strips", "regions", "region_inverse", "at_scales", "at_sums", "at_keys", "at_segments", "at_arrived", "at_terms",
-     "at_grid", "at_stages", "at_y"),
+    ("early", "older", "n", "used", "cols", "matrices", "strip", "strip_inverse", "turns", "strip_turns",
+     "strip_turn_inverse", "strips", "regions", "region_inverse", "at_scales", "at_sums", "at_keys", "at_segments",
+     "at_arrived", "at_terms", "at_grid", "at_stages", "at_y"),
 )  # fmt: skip
 """Arguments of product_row.cu."""
 
 Matrices = Sequence[tuple[int, DeviceArray, int]]
 """(address, output, rows) of each."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """The shared expert's product in a launch of the experts': its type, plan, mode and matrices, and what else its
+    Arguments hold. Beside gate and up: gate and up; beside down: down, whose output is only joined."""
+
+    kind: TensorType
+    plan: SidePlan
+    mode: str
+    matrices: Matrices
+    given: dict[str, Any]
 
 
 def plan(kind: TensorType, matrices: Matrices, n: int, cols: int, tuning: RowTuning, mode: str = DENSE) -> RowPlan:
@@ -49,13 +64,27 @@ def dense(plan: RowPlan, kind: TensorType, matrices: Matrices, mode: str, **more
     _launch(plan, kind, mode, matrices, len(_outputs(matrices, mode)), **more)
 
 
-def experts(plan: RowPlan, kind: TensorType, mode: str, out: DeviceArray, rows: int, **more: Any) -> None:
+def experts(
+    plan: RowPlan, kind: TensorType, mode: str, out: DeviceArray, rows: int, side: Side | None = None, **more: Any
+) -> None:
     """One product of the picked experts: their rows times the rows of the window, or the pairs' own (DOWN)."""
-    _launch(plan, kind, mode, [(0, out, rows)], 1, **more)
+    if side is None:
+        _launch(plan, kind, mode, [(0, out, rows)], 1, **more)
+        return
+    own = _arguments(plan, [(0, out, rows)], 1, **more)
+    other = _arguments(side.plan.plan, side.matrices, 1, **side.given)
+    constants = plan.constants(kind, mode) | side.plan.constants(side.kind, side.mode)
+    behind = (other, np.int32(side.plan.at))
+    run("product_row_beside", constants, plan.blocks, 32 * plan.warps, own, side.plan.shared, more=behind)
 
 
 def _launch(plan: RowPlan, kind: TensorType, mode: str, matrices: Matrices, sources: int, **more: Any) -> None:
+    arguments = _arguments(plan, matrices, sources, **more)
+    run("product_row", plan.constants(kind, mode), plan.blocks, 32 * plan.warps, arguments, plan.shared)
+
+
+def _arguments(plan: RowPlan, matrices: Matrices, sources: int, **more: Any) -> np.ndarray:
     more.pop("sums", None)  # the kernel makes them
     arguments = fill(ROW, matrices=sources, **plan.arguments(), **more)
     enter_matrices(arguments, matrices, 1)
-    run("product_row", plan.constants(kind, mode), plan.blocks, 32 * plan.warps, arguments, plan.shared)
+    return arguments

@@ -5,7 +5,6 @@
 // DEPTH  runs under way at most; they end in their order
 //
 // Addresses and sizes are multiples of 16.
-#pragma once
 
 struct Runs {
     u32 barriers;  // of this warp's runs, in shared memory; not used without BULK

@@ -2,7 +2,6 @@
 //
 // Activations lie item by item, in the order that the items want, a row's first ones behind it again (turns.cuh). Needs
 // items.cuh, quantize.cuh, segments.cuh and product_row.cu's constants of an item.
-#pragma once
 
 DEVICE void store_input(const Arguments& a, u8* shared, int row, int o, uint2 words, float d, int group_sum) {
     const int span = o >> 2, u = o & 3, item = span / SPANS, s = span - item * SPANS;

@@ -3,7 +3,6 @@
 // All rows of all sources lie side by side, and a block has an equal part of them: of few sources a *segment* each. Rows of
 // experts that several pairs have are taken in turn, row by row, so that a block reads them for all of these pairs. Of DOWN
 // the rows of a token's output lie side by side, each with the rows of all its pairs.
-#pragma once
 
 #define DENSE 0
 #define GATE_UP 1
@@ -31,6 +30,7 @@ struct Arguments {
     const float* given;   // (n * used, rows), or null
     const float* beside;  // DOWN: null, or (n, rows): out = fma(sigmoid(join[row]), beside, out) at the end
     int early;            // works beside the kernel before it (intrinsics.cuh)
+    int older;            // the inputs are older than the kernel before it, which has made the ids
     int n, used, cols, matrices;  // cols: for those who look at launches; the kernel is compiled for its number
     int strip, strip_inverse;     // rows of a strip at most; inverses: 2^32 / divisor, rounded up
     int turns;                    // of a full strip of one matrix
@@ -82,7 +82,7 @@ struct Finder {
     const Arguments& a;
     Segment* segments;
     int* keys;  // experts of pairs, SKIPPED where one is not there; behind them the addresses
-    float* y;   // DOWN: (used, outputs of the block)
+    float* y;   // DOWN: (used, outputs of the block); DENSE and HERE: (outputs of the block), of one matrix
     Found found;
 
     // Enter a segment a lane, of those with rows.
@@ -119,7 +119,7 @@ struct Finder {
             const Matrix& matrix = a.matrix[m];
             const int from = clamp(share.begin - before, 0, matrix.rows);
             own.rows = clamp(share.end - before, 0, matrix.rows) - from;
-            own.from = matrix.data + from * row_bytes(), own.out = matrix.out + from, own.pitch = matrix.rows;
+            own.from = matrix.data + from * row_bytes(), own.out = HERE ? y : matrix.out + from, own.pitch = matrix.rows;
             if (MODE == GATE_UP) own.second = a.matrix[1].data + from * row_bytes();
         }
         enter(own);

@@ -1,6 +1,5 @@
 // Turns of a warp: as many items of weights, side by side in memory, as the warp has lanes for; also across the rows of a
 // strip. A lane multiplies an item alone, or a half of one where two lanes share it (PARTS).
-#pragma once
 
 enum {
     TURN_BYTES = TURN_ITEMS * ITEM_BYTES,

@@ -84,20 +84,32 @@ class Place:
             same_bits(got, want)
 
     def mixture(
-        self, stacks: Mixed, x: np.ndarray, ids: np.ndarray, weights: np.ndarray, missing: tuple[int, ...], given: Any
+        self,
+        stacks: Mixed,
+        x: np.ndarray,
+        ids: np.ndarray,
+        weights: np.ndarray,
+        missing: tuple[int, ...],
+        given: Any,
+        shared: Mixed | None = None,
+        logits: Any = None,
     ) -> np.ndarray:
         banks = [self.bank(w, missing) for w in stacks]
         arrays = [self.upload(a) for a in (x, ids, weights)]
         given = None if given is None else self.upload(given)
-        return self.download(mixture.mixture(self.workspace(64), *banks, *arrays, given))
+        own = None if shared is None else (mixture.Shared(*map(self.weight, shared)), self.upload(logits))
+        return self.download(mixture.mixture(self.workspace(64), *banks, *arrays, given, own))
 
-    def check_mixture(self, stacks: Mixed, n: int, used: int, missing: tuple[int, ...] = ()) -> None:
-        """mixture() of fresh activations and picks against the written order."""
+    def check_mixture(
+        self, stacks: Mixed, n: int, used: int, missing: tuple[int, ...] = (), shared: Mixed | None = None
+    ) -> None:
+        """mixture() of fresh activations and picks, and of an expert that all rows have, against the written order."""
         gate, up, down = stacks
         x = activations(n, gate.cols)
         ids, weights = picks(n, used, gate.experts)
         given = activations(n * used, down.rows, seed=9) if missing else None
-        got = self.mixture(stacks, x, ids, weights, missing, given)
+        logits = activations(n, 32, seed=8)[:, -1].copy()
+        got = self.mixture(stacks, x, ids, weights, missing, given, shared, logits)
         outputs = np.zeros((n, used, down.rows), np.float32) if given is None else given.reshape(n, used, -1).copy()
         for e in set(ids.ravel().tolist()) - set(missing):
             row, rank = np.nonzero(ids == e)
@@ -106,6 +118,10 @@ class Place:
         want = np.zeros((n, down.rows), np.float32)
         for k in range(used):
             want = fma(weights[:, k, None], outputs[:, k], want)
+        if shared is not None:
+            g, u = ordered_linear(shared[:2], x)
+            (y,) = ordered_linear(shared[2:], self._written.silu(g) * u)
+            want = fma(self._written.sigmoid(logits)[:, None], y, want)
         same_bits(got, want)
 
 

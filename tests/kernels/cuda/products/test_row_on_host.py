@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strata.kernels.cuda import product, row_product
+from strata.kernels.cuda import arguments, card, product, row_product
 from strata.kernels.cuda.arguments import address
+from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.plans import DENSE, RowTuning
 from strata.kernels.reference.linear import ordered_linear
 
@@ -96,3 +97,28 @@ def test_rows_of_a_window_have_the_bits_of_the_written_order(host, random_weight
 )
 def test_inputs_that_are_quantised_already_give_the_same_bits(host, random_weight, name, cols, n):
     dense(host, [random_weight(name, 20, cols)], n, RowTuning(), quantised=True)
+
+
+@pytest.mark.parametrize("order", range(4))
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize(
+    ("experts", "down", "shared", "arch"),
+    [("IQ3_S", "IQ4_NL", "Q8_0", 80), ("IQ3_S_CARD", "IQ4_NL_CARD", "Q8_0", 90), ("Q6_K", "Q6_K", "Q4_K", 90)],
+)
+def test_the_shared_expert_in_the_launches_of_the_others_changes_no_bit_of_theirs(
+    host, host_loader, random_weight, monkeypatch, experts, down, shared, arch, n, order
+):
+    host_loader.emulator.order = order
+    monkeypatch.setattr(card, "card", lambda: Card(arch, 14, 227 << 10, 228 << 10))
+    names = []
+    monkeypatch.setattr(
+        arguments, "load_kernel", lambda *given, **more: names.append(given[1]) or host_loader(*given, **more)
+    )
+    width, inner = 512, 256
+    shapes = ((inner, width), (inner, width), (width, inner))
+    kinds = (experts, experts, down)
+    stacks = tuple(random_weight(k, *s, experts=6, seed=i) for i, (k, s) in enumerate(zip(kinds, shapes, strict=True)))
+    own = tuple(random_weight(shared, *s, seed=3 + i) for i, s in enumerate(shapes))
+    host.check_mixture(stacks, n, 4, shared=own)
+    host.check_mixture(stacks, n, 4, missing=(1, 3), shared=own)
+    assert names.count("product_row_beside") == (4 if n == 1 else 0)

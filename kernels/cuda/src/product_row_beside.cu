@@ -1,0 +1,83 @@
+// The product of a token's experts, and that of the expert that every token has, in one launch. Order of summation: ops.py,
+// `product`.
+//
+// Each block has a part of both (row_job.cuh). Gate and up of the shared expert are computed while the kernel before, the
+// router, still picks: the inputs are older than it (`older`), and it does not know the result. With DOWN the shared expert's
+// outputs of a block are those that the block joins: they stay in its shared memory.
+//
+// Constants: those of product_row.cu for the experts, and SIDE_TYPE, SIDE_MODE (GATE_UP, or DENSE beside DOWN), SIDE_SPANS,
+// SIDE_ITEMS, SIDE_COLUMNS, SIDE_PARTS, SIDE_DEPTH for the shared expert, whose type has no table. `at`: where its part of
+// shared memory begins; beside GATE_UP it may lie in the stages, which the experts need later.
+#include "device.cuh"
+#include "formats.cuh"
+#include "items.cuh"
+#include "quantize.cuh"
+
+namespace picked {
+#include "row_job.cuh"
+}
+
+#undef TYPE
+#undef MODE
+#undef SPANS
+#undef ITEMS
+#undef COLUMNS
+#undef PARTS
+#undef DEPTH
+#undef COPIES
+#undef HERE
+#undef HAS_TABLE
+#define TYPE SIDE_TYPE
+#define MODE SIDE_MODE
+#define SPANS SIDE_SPANS
+#define ITEMS SIDE_ITEMS
+#define COLUMNS SIDE_COLUMNS
+#define PARTS SIDE_PARTS
+#define DEPTH SIDE_DEPTH
+#define COPIES 1
+#define HERE (MODE == DENSE)
+#define HAS_TABLE 0
+
+namespace shared_by_all {
+#include "row_job.cuh"
+}
+
+KERNEL __launch_bounds__(32 * WARPS, BESIDE)
+    void product_row_beside(PARAMETER picked::Arguments a, PARAMETER shared_by_all::Arguments b, int at) {
+    extern __shared__ __align__(16) u8 shared[];
+    __shared__ picked::Found found;
+    __shared__ shared_by_all::Found side_found;
+    __shared__ u64 barriers[BULK ? WARPS * picked::Job::AHEAD : 1];
+    __shared__ u64 side_barriers[BULK ? WARPS * shared_by_all::Job::AHEAD : 1];
+    picked::Job job(a, shared, barriers);
+    shared_by_all::Job side(b, shared + at, side_barriers);
+    if (picked::Job::JOINS) {
+        if (job.warp == 0) job.finder.find(&found);
+        if (job.warp == 1) side.finder.find(&side_found);
+        __syncthreads();
+        side.begin(side_found);
+        job.begin(found);
+        picked::table_to_shared(shared + a.at_grid);
+        inputs_ready();
+        shared_by_all::prepare_inputs(b, side.shared, 0);
+        picked::prepare_inputs(a, shared, 0);
+        __syncthreads();
+        side.work(side_found);
+        job.work(found);
+        __syncthreads();
+        picked::join_pairs(a, job.finder.keys, job.finder.y, side.finder.y);
+    } else {
+        if (side.warp == 0) side.finder.find(&side_found);
+        else shared_by_all::prepare_inputs(b, side.shared, 1);
+        __syncthreads();
+        side.begin(side_found);
+        picked::table_to_shared(shared + a.at_grid);
+        picked::prepare_inputs(a, shared, 0);
+        side.work(side_found);
+        inputs_ready();
+        if (job.warp == 0) job.finder.find(&found);
+        __syncthreads();
+        job.begin(found);
+        job.work(found);
+    }
+}

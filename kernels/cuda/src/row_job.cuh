@@ -1,0 +1,227 @@
+// A product of quantised weights with the rows of a window as a block does its part of it. Order of summation: ops.py, `product`.
+//
+// The rows of all *sources* - matrices, or the expert of each pair (row, rank) - lie side by side, and a block has an equal
+// part of them: a few *segments* (segments.cuh), cut into *strips* of some rows, a strip into *turns* (turns.cuh). Warps take
+// the turns one after the other, bring their bytes to shared memory DEPTH turns ahead (bulk.cuh), and put their terms into a
+// table of the strip. The warp whose turn is the last of a strip to end adds its terms, a lane a sum, in the order of the
+// row: nobody waits, except for a place in the table when the block has more strips than fit. So the order is that of the
+// row, whatever the launch.
+//
+// Constants: TYPE a format, SPANS of an item, ITEMS of a row, COLUMNS (1, 2, 4, 8) for the rows of activations, PARTS lanes
+// that share an item, WARPS of a block, DEPTH, BULK copies, COPIES of the type's table, ALIGNED = 1 when every block of weights
+// begins at a multiple of 16, HERE = 1 when the results of DENSE stay in shared memory, and MODE:
+//   DENSE    several matrices of one type with the same rows of activations; out (n, rows) each
+//   GATE_UP  out = silu(gate x) * (up x): of experts (pairs, rows), or of two matrices (n, rows)
+//   DOWN     experts, the pairs' own inputs; out (n, rows) = weighted sum in rank order, from 0
+//   PAIRS    experts, one matrix; out (pairs, rows): for gate and up of different types
+// An expert without an address is skipped; DOWN then takes the pair's output from `given`.
+//
+// A source may include this for several jobs, each in a namespace of its own. Needs device.cuh, formats.cuh, items.cuh,
+// quantize.cuh.
+#ifndef HERE
+#define HERE 0
+#endif
+
+typedef TYPE F;
+#if COLUMNS == 1
+typedef Item<F> I;
+#else
+typedef Plain<F> I;
+#endif
+#define ODD_QUADS(words) ((((words) + 3) / 4 | 1) * 4)
+enum {
+    ITEM_BYTES = SPANS * 32 / F::BLOCK * F::BYTES,
+    ITEM_TERMS = SPANS * I::PER,
+    NEEDS_SUMS = F::OFFSET || I::FOLD,
+    PER_SPAN = 32 / F::GROUP,
+    // From item to item in a row of inputs (bytes), of their sums, of terms: odd numbers of 16 bytes spread the banks. Of
+    // terms twice as many do well enough: they are written once.
+    INPUT = 32 * SPANS + 16,
+    SUM_ITEM = SPANS * PER_SPAN % 4 ? SPANS * PER_SPAN : (SPANS * PER_SPAN / 4 | 1) * 4,
+    TERM_ITEM = ITEM_TERMS % 16 ? ITEM_TERMS : ITEM_TERMS + 4,
+    EXTRA = ITEMS > 8 && ITEMS % 8 ? 7 : 0,  // items that lie behind a row of inputs once more (turns.cuh)
+    // From row to row.
+    INPUT_PITCH = (ITEMS + EXTRA) * INPUT,
+    SUM_PITCH = ODD_QUADS((ITEMS + EXTRA) * SUM_ITEM),
+    SCALE_PITCH = ODD_QUADS(ITEMS * SPANS),
+    TERM_PITCH = ODD_QUADS(ITEMS * TERM_ITEM),
+    TURN_ITEMS = 32 / PARTS
+};
+
+#include "bulk.cuh"
+#include "segments.cuh"
+#include "turns.cuh"
+#include "inputs.cuh"
+
+enum {
+    SUMS = MODE == GATE_UP ? 16 : 32,  // of a strip, for each half
+    SUMMED = 1 << 30                   // of a strip's turns: it is done
+};
+
+// Terms of an item's row, all or half of them, and the scales of their activations.
+struct Terms {
+    enum { PARTS_OF_ITEM = ITEM_TERMS > 16 ? 2 : 1, ALL = ITEM_TERMS / PARTS_OF_ITEM, SCALES = SPANS / PARTS_OF_ITEM };
+
+    float t[ALL], d[SCALES];
+
+    template <int N>
+    DEVICE static void read(float (&to)[N], const float* from) {
+        if (N % 4 == 0) {
+#pragma unroll
+            for (int i = 0; i < N / 4; i++) {
+                const float4 v = ((const float4*)from)[i];
+                to[4 * i] = v.x, to[4 * i + 1] = v.y, to[4 * i + 2] = v.z, to[4 * i + 3] = v.w;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < N; i++) to[i] = from[i];
+        }
+    }
+    // The i-th of a row.
+    DEVICE void load(const float* terms, const float* scales, int i) {
+        read(t, terms + i / PARTS_OF_ITEM * TERM_ITEM + i % PARTS_OF_ITEM * ALL);
+        read(d, scales + i * SCALES);
+    }
+};
+
+// A sum over the items of a row, in their order. It waits for itself, so its next terms are read meanwhile.
+DEVICE float add_items(const float* terms, const float* scales, int items) {
+    const int count = items * Terms::PARTS_OF_ITEM;
+    float sum = 0.0f;
+    Terms next;
+    next.load(terms, scales, 0);
+#pragma unroll 2
+    for (int i = 1; i <= count; i++) {
+        const Terms now = next;
+        if (i < count) next.load(terms, scales, i);
+#pragma unroll
+        for (int k = 0; k < Terms::ALL; k++) sum = fmaf(now.t[k], now.d[k / I::PER], sum);
+    }
+    return sum;
+}
+
+// The sums of a strip whose terms are there, to where they go.
+DEVICE void add_strip(const Arguments& a, const u8* shared, const Turn& turn, const Segment& segment, const float* terms) {
+    const int lane = threadIdx.x & 31, half = MODE == GATE_UP ? lane >> 4 : 0, i = lane % SUMS;
+    const int r = i / COLUMNS, column = i % COLUMNS, row = turn.input + min(column, COLUMNS > 1 ? a.n - 1 : 0);
+    const float* own = terms + (half * a.strip * COLUMNS + min(i, turn.rows * COLUMNS - 1)) * TERM_PITCH;
+    const float sum = add_items(own, (const float*)(shared + a.at_scales) + row * SCALE_PITCH, (int)ITEMS);
+    const float up = MODE == GATE_UP ? __shfl_down_sync(~0u, sum, 16) : 0.0f;
+    if (r >= turn.rows || half || (COLUMNS > 1 && column >= a.n)) return;
+    float* to = segment.out + turn.before + r + (COLUMNS > 1 ? (long long)column * segment.pitch : 0);
+    if (MODE == GATE_UP) *to = silu_f32(sum) * up;
+    else *to = MODE == DENSE && a.join ? fmaf(sigmoid_f32(a.join[column]), sum, *to) : sum;
+}
+
+// The pairs of the block's outputs joined in rank order.
+// `beside`: null, or what is added to them.
+DEVICE void join_pairs(const Arguments& a, const int* keys, const float* y, const float* beside) {
+    const int rows = a.matrix[0].rows;
+    const Share share(a.n * rows);
+    const int first = share.begin / rows;
+    for (int i = threadIdx.x; i < share.end - share.begin; i += 32 * WARPS) {
+        const int at = share.begin + i, token = at / rows, r = at - token * rows;
+        float acc = 0.0f;
+        for (int k = 0; k < a.used; k++) {
+            const int p = token * a.used + k;
+            const bool there = keys[p - first * a.used] != SKIPPED;
+            const float own = there ? y[k * share.each + i] : a.given[(long long)p * rows + r];
+            acc = fmaf(a.weights[p], own, acc);
+        }
+        a.matrix[0].out[at] = beside ? fmaf(sigmoid_f32(a.join[token]), beside[i], acc) : acc;
+    }
+}
+
+// The activations that the block needs, by the warps from this one on.
+DEVICE void prepare_inputs(const Arguments& a, u8* shared, int first_warp) {
+    int begin = 0, rows = a.n;
+    if (MODE == DOWN) {
+        const Tokens tokens(Share(a.n * a.matrix[0].rows), a.matrix[0].rows);
+        begin = tokens.first * a.used, rows = tokens.count * a.used;
+    }
+    inputs_to_shared(a, shared, begin, rows, (int)threadIdx.x - 32 * first_warp, 32 * (WARPS - first_warp));
+}
+
+// What other warps of the block have written is there, and what this one has.
+DEVICE void share_block() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
+
+// Until a strip is summed: its place in the table is then free.
+DEVICE void wait_summed(const u32* arrived) {
+    u32 seen;
+    do asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(seen) : "r"((u32)__cvta_generic_to_shared(arrived)) : "memory");
+    while (seen != SUMMED);
+}
+
+// The work of a block. Whole blocks call, and where it says so a barrier comes first.
+struct Job {
+    enum { JOINS = MODE == DOWN, AHEAD = DEPTH };
+
+    const Arguments& a;
+    u8* const shared;
+    Segment* const segments;
+    u32* const arrived;  // turns of each strip
+    Finder finder;
+    Runs runs;
+    Turn loaded;  // the last one whose bytes were sent for
+    int warp, lane;
+
+    // `barriers`: DEPTH of each warp.
+    DEVICE Job(const Arguments& a, u8* shared, u64* barriers)
+        : a(a), shared(shared), segments((Segment*)(shared + a.at_segments)), arrived((u32*)(shared + a.at_arrived)),
+          finder{a, segments, (int*)(shared + a.at_keys), (float*)(shared + a.at_y), {}},
+          runs(barriers + (BULK ? (threadIdx.x >> 5) * DEPTH : 0)), warp(threadIdx.x >> 5), lane(threadIdx.x & 31) {
+        for (int i = threadIdx.x; i < a.strips; i += 32 * WARPS) arrived[i] = 0;
+    }
+    // Whether the picks say which weights: those of DOWN are older.
+    DEVICE bool picks() const { return (MODE == GATE_UP && a.ids) || MODE == PAIRS; }
+    DEVICE u8* stages() const { return shared + a.at_stages + warp * (DEPTH * STAGE); }
+
+    DEVICE void load(const Found& found, int number, u32 run) {
+        if (number < found.turns) {
+            loaded = Turn(a, segments, loaded, number);
+            const int shift = loaded.shift(), bytes = (shift + loaded.items() * ITEM_BYTES + 15) & ~15;
+            runs.begin<STAGE>(run, stages() + run % DEPTH * STAGE, loaded.from - shift, bytes);
+        }
+        runs.commit();
+    }
+    // The first bytes are sent for. After a barrier behind finder.find().
+    DEVICE void begin(const Found& found) {
+#pragma unroll
+        for (int i = 0; i < DEPTH; i++) load(found, warp + i * WARPS, i);
+    }
+    // All turns. After a barrier behind the inputs and the table.
+    DEVICE void work(const Found& found) {
+        const int copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES, all = found.turns;
+        const Grid grid{shared + a.at_grid + copy * (F::LOOK == WORD ? 4 : 8)};
+        Turn turn;
+        u32 run = 0;
+        for (int number = warp; number < all; number += WARPS, run++) {
+            turn = DEPTH == 1 ? loaded : Turn(a, segments, turn, number);
+            const int region = turn.strip - divide(turn.strip, a.regions, a.region_inverse) * a.regions;
+            float* terms = (float*)(shared + a.at_terms) + region * (HALVES * COLUMNS) * a.strip * TERM_PITCH;
+            if (turn.strip >= a.regions) wait_summed(arrived + turn.strip - a.regions);
+            runs.wait(run);
+            float* half = terms + turn.half * COLUMNS * a.strip * TERM_PITCH;
+            multiply_turn(a, shared, turn, stages() + run % DEPTH * STAGE, grid, half, lane);
+            __syncwarp();  // the terms are there, and the stage is free
+            u32 before = 0;
+            if (lane == 0) {
+                share_block();
+                before = atomicAdd(arrived + turn.strip, 1u);
+            }
+            load(found, number + DEPTH * WARPS, run + DEPTH);
+            if (__shfl_sync(~0u, before, 0) + 1 == HALVES * turn.turns) {
+                share_block();
+                add_strip(a, shared, turn, segments[turn.segment], terms);
+                __syncwarp();
+                if (lane == 0) {
+                    share_block();
+                    atomicExch(arrived + turn.strip, (u32)SUMMED);
+                }
+            }
+        }
+#if !BULK
+        copies_wait<0>();
+#endif
+    }
+};
