@@ -11,7 +11,7 @@ from typing import Final
 from strata.kernels.cuda.chains import router_plan
 from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.gdn import BULK_ARCH, HEAD_SIZES
-from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP
+from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, KEY_ROWS
 from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
 
@@ -40,7 +40,7 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
         down: Constants = {"TYPE": kind, "ROWS": 3, "COLS": 10240, "WORKERS": 10, "SUMMERS": 1}
         for columns in (1, 2, 8):
             yield "hyper_down.cu", down | {"COLUMNS": columns}
-        yield "hyper_down_row.cu", {"TYPE": kind, "ROWS": 3, "STREAMS": 4, "PER_THREAD": 20}
+        yield "hyper_down_row.cu", {"TYPE": kind, "ROWS": 3, "STREAMS": 4, "PER_THREAD": 20, "UNPACKS_EARLY": 0}
     for per in (1, 16):
         yield "route.cu", {"PER_LANE": per}
         for n in (1, 2, 8):
@@ -68,5 +68,6 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
                 yield "qsa_window.cu", formats | few
         for d, heads in ((256, 12), (64, 2), *_GROUPS * (keys.name == "fp32")):
             group: Constants = {"HEAD_SIZE": d, "HEADS": heads}
-            yield "qsa_prompt_keys.cu", {"KEYS": formats["KEYS"]} | group
+            for together in KEY_ROWS:
+                yield "qsa_prompt_keys.cu", {"KEYS": formats["KEYS"], "WARPS": together} | group
             yield "qsa_prompt_values.cu", {"VALUES": formats["VALUES"]} | group

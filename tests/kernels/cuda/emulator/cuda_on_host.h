@@ -343,6 +343,7 @@ static inline unsigned __reduce_add_sync(unsigned, unsigned v, SITE) {
 static inline int __reduce_add_sync(unsigned m, int v, SITE) { return int(__reduce_add_sync(m, unsigned(v), site)); }
 static inline unsigned __activemask() { return ~0u; }
 
+template <class T> inline T atomicCAS(T* p, T wanted, T v) { T old = *p; if (old == wanted) *p = v; return old; }
 template <class T> inline T atomicAdd(T* p, T v) { T old = *p; *p = old + v; return old; }
 static inline unsigned atomicInc(unsigned* p, unsigned most) { unsigned old = *p; *p = old >= most ? 0 : old + 1; return old; }
 template <class T> inline T atomicMax(T* p, T v) { T old = *p; *p = old > v ? old : v; return old; }
