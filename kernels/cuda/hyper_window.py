@@ -50,6 +50,8 @@ _DOWN_WORKERS: Final = 12
 _ROW_THREADS: Final = 512
 _ROW_PER_THREAD: Final = 20
 """Elements of a thread that still leave registers for a block of 512."""
+_UNPACKS_EARLY: Final = False
+"""Whether a block of hyper_down_row.cu unpacks its rows before the kernel before has ended, or while y comes."""
 MOST_WORDS: Final = WINDOW_ROWS * _MOST_COLS + max(_STREAMS)
 """Of a mix: `a` of all rows, and the streams' factors of one."""
 
@@ -225,12 +227,11 @@ def _down(down: Weight, normed: Quantized, a: DeviceArray, rows: int, early: boo
 
 
 def _row_shared(hc: Hyper, rows: int) -> int:
-    """Of hyper_down_row.cu: its Parts, or, of a block that makes a beta, a row of inject and normed."""
+    """Parts of hyper_down_row.cu."""
     down, kind = hc.down, hc.down.type
     sums = down.cols // kind.group * 4 if kind.has_offset else 0
     pitch = down.cols // kind.group * (1 + kind.has_offset) + 4
-    parts = _packed(down, rows) + down.cols + down.cols // ACT_BLOCK * 4 + sums + rows * pitch * 4
-    return max(parts, 8 * down.cols if hc.inject is not None else 4 * down.cols)
+    return max(_packed(down, rows), rows * down.cols) + rows * pitch * 4 + down.cols + down.cols // ACT_BLOCK * 4 + sums
 
 
 def _row_rows(hc: Hyper, streams: int, width: int) -> int:
@@ -264,4 +265,5 @@ def _down_row(
         x, strength, y, hc.norm, None if hc.inject is None else hc.inject.data, hc.down.data, a, factors, beta,
         I32(hc.down.rows), I32(early), F32(eps), F32(1) / F32(streams), shared=_row_shared(hc, rows),
         TYPE=hc.down.type.name, ROWS=rows, STREAMS=streams, PER_THREAD=width // LANES,
+        UNPACKS_EARLY=int(_UNPACKS_EARLY),
     )  # fmt: skip

@@ -1,73 +1,96 @@
 // The beginning of a hyper-connection's mix in a window of one row: a = down * normed, the norm's factors and beta.
 //
-// A block takes ROWS rows of `down` over their whole length, which come to shared memory before the activations are there;
-// a thread makes the terms of 32 columns of a row, and a lane adds those of a row in their order.
-// Every block adds and norms the streams for itself, as hyper_norm does, thread (c, j) the elements j + 128 i of stream c.
-// That costs less than a launch that waits for one. The blocks after those with rows make beta, one row of `inject` each.
-// x is not written: hyper_window does that, and norms its elements with the factors of the streams. `a` and the factors are
-// words (words.cuh), which are emptied first when hyper_window looks for them.
-// Blocks that unpacked their rows and held the norm's factors before the activations were there, in 104 KB, took 9.5 us of a
-// window each, these 5.0 (H200, 2026-11-29).
-// Constants   TYPE a format without a table, ROWS, STREAMS = C, PER_THREAD elements of a thread: H = LANES * PER_THREAD
+// A block takes ROWS rows of `down` over their whole length, which come to shared memory before the activations are there
+// and are unpacked in their place. Every block adds and norms the streams for itself, as hyper_norm does, thread (c, j) the
+// elements j + 128 i of stream c. That costs less than a launch that waits for one. The threads of a stream quantise it and
+// make its terms, the first stream before the others: a lane of the first warp adds the terms of a row in their order, which
+// takes longer than all else, so that it begins as soon as it can.
+// The blocks after those with rows make beta, one row of `inject` each. x is not written: hyper_window does that, and norms
+// its elements with the factors of the streams. `a` and the factors are words (words.cuh), which are emptied first when
+// hyper_window looks for them.
+// A block has 64 registers a thread and little shared memory, so that it finds a place beside blocks of the kernels before
+// it and behind it: with 104 KB or more registers it took twice as long (H200, 2026-11-29).
+// Constants   TYPE a format without a table, ROWS, STREAMS = C, PER_THREAD elements of a thread: H = LANES * PER_THREAD,
+//             UNPACKS_EARLY: before the kernel before has ended, or while y comes
 // Shapes      x (C, H), y (H,), beta (C,), inject (C, C * H) or null, down (rows, C * H) -> a (rows,), r (C,). Dynamic
 //             shared memory: `Parts`
 // Source      `product`, `lanes` and `ops.Kernels.hyper_mix`
 #include "rows.cuh"
 #include "formats.cuh"
 #include "quantize_lane.cuh"
+#include "ready.cuh"
 #include "words.cuh"
 
 typedef TYPE F;
 constexpr int THREADS = 512;
-constexpr int COLS = STREAMS * PER_THREAD * LANES, SPANS = COLS / 32;
-constexpr int ROW_BYTES = COLS / F::BLOCK * F::BYTES;
-constexpr int CHUNK_BYTES = 256 / F::BLOCK * F::BYTES;
-constexpr int PER_SPAN = 32 / F::GROUP;
-constexpr int SPAN_TERMS = PER_SPAN * (1 + F::OFFSET);
+constexpr int WIDTH = PER_THREAD * LANES, COLS = STREAMS * WIDTH;
+#include "hyper_down.cuh"
+
+constexpr int STREAM_SPANS = WIDTH / 32;
+constexpr int WARPS_OF_STREAM = LANES / 32;
 static_assert(STREAMS * LANES == THREADS, "a thread is a chain of a stream");
 static_assert(PER_THREAD <= 32, "a lane has the scale of one block");
+static_assert(STREAMS == 4, "a stream's floats have room where all streams' int8 come");
 
 // Shared memory, in bytes from its beginning. hyper_window.py computes the same.
 struct Parts {
-    static constexpr int ROW = (ROW_BYTES + 31) / 16 * 16;  // bytes of a weight row
-    static constexpr int PITCH = SPANS * SPAN_TERMS + 4;    // of the terms of a row; pairs of terms are aligned
-    static constexpr int INPUTS = ROWS * ROW, SCALES = INPUTS + COLS, SUMS = SCALES + COLS / 8;
-    static constexpr int TERMS = SUMS + (F::OFFSET ? COLS / F::GROUP * 4 : 0);
+    static constexpr int ROW = (ROW_BYTES + 31) / 16 * 16;  // bytes of a packed row
+    static constexpr int PITCH = SPANS * SPAN_TERMS + 4;    // of the terms of a row, where its scales are before
+    static constexpr int TERMS = ROWS * (ROW > COLS ? ROW : COLS);
+    static constexpr int INPUTS = TERMS + ROWS * PITCH * 4;  // int8 by halves of spans, and y before
+    static constexpr int SCALES = INPUTS + COLS, SUMS = SCALES + SPANS * 4;
+
+    DEVICE static float* terms(u8* memory, int r, int span) { return (float*)(memory + TERMS) + r * PITCH + span * SPAN_TERMS; }
 };
 
-DEVICE void copy_bytes(u8* to, const u8* from, int bytes) {  // 16 at a time, from any address; the shift stays
-    const int shift = (int)((u64)from & 15);
-#pragma unroll 1
-    for (int i = 16 * threadIdx.x; i < shift + bytes; i += 16 * THREADS) copy16(to + i, from - shift + i);
+// To the second cache, where somebody will read them soon: the lines of 128 bytes from `first` on, every `step`th.
+DEVICE void fetch_lines(const float* from, int floats, int first, int step) {
+#if ARCH >= 900
+    for (int i = 32 * first; i < floats; i += 32 * step) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
+#endif
 }
 
-// Terms of 32 columns of a weight row.
-DEVICE void span_terms(const u8* p, int s, const u8* q, const float* sums, float* terms, int span) {
-    u32 word[8];
-    float scale[PER_SPAN], offset[PER_SPAN];
+// The block's rows, which lie packed, to codes and scales in their place. All threads.
+DEVICE void unpack_rows(u8* memory, const u8* down, int first, int rows) {
+    constexpr int ITEMS = (ROWS * SPANS + THREADS - 1) / THREADS;
+    Codes held[ITEMS];
 #pragma unroll
-    for (int u = 0; u < 4; u++) F::span(p, s, u, Grid{0}, word[2 * u], word[2 * u + 1]);
-#pragma unroll
-    for (int k = 0; k < PER_SPAN; k++) scale[k] = F::scale(p, s * PER_SPAN + k), offset[k] = F::offset(p, s * PER_SPAN + k);
-    const bool flip = span & 4;  // eight neighbours read halves that lie in different banks
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        const u32 low = word[k], high = word[k + 4];
-        word[k] = flip ? high : low, word[k + 4] = flip ? low : high;
+    for (int i = 0; i < ITEMS; i++) {
+        const int item = min((int)threadIdx.x + i * THREADS, rows * SPANS - 1), r = item / SPANS;
+        const u8* row = memory + r * Parts::ROW + ((u64)(down + (long long)(first + r) * ROW_BYTES) & 15);
+        held[i].unpack(row, item - r * SPANS);
     }
-    q += 32 * span + (flip ? 16 : 0);
-    const int other = flip ? -16 : 16;
-    const uint4 x = *(const uint4*)q, y = *(const uint4*)(q + other);
-    const u32 input[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
-    int sum[2] = {0, 0};  // of even and odd words, which are the halves where groups have 16
+    __syncthreads();
 #pragma unroll
-    for (int k = 0; k < 8; k++) sum[k & 1] = __dp4a((int)word[k], (int)input[k], sum[k & 1]);
-    if (PER_SPAN == 1) sum[0] += sum[1];
+    for (int i = 0; i < ITEMS; i++) {
+        const int item = threadIdx.x + i * THREADS, r = item / SPANS, span = item - r * SPANS;
+        if (item >= rows * SPANS) break;
+        *half_span(memory + r * COLS, span, 0) = held[i].low;
+        *half_span(memory + r * COLS, span, 1) = held[i].high;
+        float* to = Parts::terms(memory, r, span);
 #pragma unroll
-    for (int k = 0; k < PER_SPAN; k++) {
-        float* to = terms + span * SPAN_TERMS + k * (1 + F::OFFSET);
-        to[0] = (float)sum[k] * scale[k];
-        if (F::OFFSET) to[1] = sums[span * PER_SPAN + k] * offset[k];
+        for (int k = 0; k < PER_SPAN; k++) {
+            to[k * (1 + F::OFFSET)] = held[i].scale[k];
+            if (F::OFFSET) to[2 * k + 1] = held[i].offset[k];
+        }
+    }
+}
+
+// The terms of a stream's spans by its threads, in the place of their scales.
+DEVICE void stream_terms(u8* memory, int rows, int stream) {
+    const float* sums = (const float*)(memory + Parts::SUMS);
+    for (int item = threadIdx.x % LANES; item < rows * STREAM_SPANS; item += LANES) {
+        const int r = item / STREAM_SPANS, span = stream * STREAM_SPANS + item - r * STREAM_SPANS;
+        float *to = Parts::terms(memory, r, span), of_groups[PER_SPAN];
+        Codes codes;
+        codes.low = *half_span(memory + r * COLS, span, 0), codes.high = *half_span(memory + r * COLS, span, 1);
+#pragma unroll
+        for (int k = 0; k < PER_SPAN; k++) {
+            codes.scale[k] = to[k * (1 + F::OFFSET)], codes.offset[k] = F::OFFSET ? to[2 * k + 1] : 0.0f;
+            of_groups[k] = F::OFFSET ? sums[span * PER_SPAN + k] : 0.0f;
+        }
+        u8* input = memory + Parts::INPUTS;
+        codes.multiply(*half_span(input, span, 0), *half_span(input, span, 1), of_groups, to);
     }
 }
 
@@ -90,141 +113,212 @@ struct Span2 {  // terms of two spans, and their scales
     }
 };
 
-// The terms of a row in their order; those of the next spans are read while these are added.
-DEVICE float sum_of_row(const float* terms, const float* scales) {
-    constexpr int DEPTH = 4;
-    Span2 next[DEPTH];
-    constexpr int PAIRS = SPANS / 2;
+// The terms of a row in their order; those of the next spans are read while these are added. `ready`: for each stream
+// whether its terms are there. Whole warps.
+DEVICE float sum_of_row(const float* terms, const float* scales, const Ready* ready) {
+    constexpr int PAIRS = STREAM_SPANS / 2, DEPTH = 4;  // of a stream
+    static_assert(PAIRS % 2 == 0 && STREAM_SPANS % 4 == 0, "a stream has 4 * PER_THREAD spans");
+    constexpr int AHEAD = PAIRS % DEPTH ? 2 : DEPTH;
+    Span2 next[AHEAD];
+    ready_wait(ready);
 #pragma unroll
-    for (int i = 0; i < DEPTH; i++)
-        if (i < PAIRS) next[i].load(terms + 2 * i * SPAN_TERMS, scales + 2 * i);
+    for (int i = 0; i < AHEAD; i++) next[i].load(terms + 2 * i * SPAN_TERMS, scales + 2 * i);
     float sum = 0.0f;
-    for (int first = 0; first < PAIRS; first += DEPTH) {
+#pragma unroll 1
+    for (int stream = 0; stream < STREAMS; stream++) {
+#pragma unroll 1
+        for (int first = 0; first < PAIRS; first += AHEAD) {
+            const bool last = first + AHEAD == PAIRS;
+            if (last && stream + 1 < STREAMS) ready_wait(ready + stream + 1);
+            terms += 2 * AHEAD * SPAN_TERMS, scales += 2 * AHEAD;
 #pragma unroll
-        for (int i = 0; i < DEPTH; i++) {
-            if (first + i >= PAIRS) break;
-            const Span2 now = next[i];
-            const int ahead = first + i + DEPTH;
-            if (ahead < PAIRS) next[i].load(terms + 2 * ahead * SPAN_TERMS, scales + 2 * ahead);
-            sum = now.add(sum);
+            for (int i = 0; i < AHEAD; i++) {
+                const Span2 now = next[i];
+                if (!last || stream + 1 < STREAMS) next[i].load(terms + 2 * i * SPAN_TERMS, scales + 2 * i);
+                sum = now.add(sum);
+            }
         }
     }
     return sum;
-}
-
-// The block's rows with inputs that lie in shared memory.
-DEVICE void multiply_rows(u8* memory, const u8* down, float* a, int first, int rows) {
-    float* terms = (float*)(memory + Parts::TERMS);
-    for (int item = threadIdx.x; item < rows * SPANS; item += THREADS) {
-        const int r = item / SPANS, span = item - r * SPANS;
-        const u8* row = memory + r * Parts::ROW + ((u64)(down + (long long)(first + r) * ROW_BYTES) & 15);
-        span_terms(row + span / 8 * CHUNK_BYTES, span & 7, memory + Parts::INPUTS, (const float*)(memory + Parts::SUMS),
-                   terms + r * Parts::PITCH, span);
-    }
-    __syncthreads();
-    const int r = threadIdx.x >> 5;
-    if (r >= rows || (threadIdx.x & 31)) return;
-    const float sum = sum_of_row(terms + r * Parts::PITCH, (const float*)(memory + Parts::SCALES));
-    put_word(a + first + r, sum);
 }
 
 // What a thread holds of its stream: after `norm`, normed values.
 struct Values {
     float v[PER_THREAD];
 
-    // The factor of the stream.
-    DEVICE float norm(const float (&factors)[PER_THREAD], float* buffer, float eps) {
+    DEVICE void read(const float* x) {
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; i++) v[i] = read_early(x + i * LANES);
+    }
+    DEVICE void add(float strength, const float* y) {
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; i++) v[i] = fmaf(strength, y[i * LANES], v[i]);
+    }
+    // w, the thread's first -> the factor of the stream. All threads of the block.
+    DEVICE float norm(const float* w, float* buffer, float eps) {
         const int lane = threadIdx.x & 31;
-        float chain = 0.0f;
+        float factors[PER_THREAD], chain = 0.0f;
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; i++) factors[i] = w[i * LANES];
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) chain = fmaf(v[i], v[i], chain);
         buffer[threadIdx.x] = chain;
         __syncthreads();
         const float* p = buffer + (threadIdx.x & ~(LANES - 1)) + lane;
-        const float r = rms_factor(fold_warp((p[0] + p[64]) + (p[32] + p[96])), LANES * PER_THREAD, eps);
+        const float r = rms_factor(fold_warp((p[0] + p[64]) + (p[32] + p[96])), WIDTH, eps);
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) v[i] = (v[i] * r) * factors[i];
         return r;
     }
-    // A warp's 32 values of one i are a block.
-    DEVICE void quantize(u8* memory) const {
-        const int lane = threadIdx.x & 31, first = (threadIdx.x / LANES * PER_THREAD * LANES + threadIdx.x % LANES) & ~31;
-        const LaneScales<PER_THREAD> scales(v);
-        if (lane < PER_THREAD) ((float*)(memory + Parts::SCALES))[(first + lane * LANES) / 32] = scales.d[0];
+    // A warp's 32 values of one i are a block. `inverse`: room for PER_THREAD floats of the warp's own, at a multiple of 16.
+    DEVICE void quantize(u8* memory, float* inverse) const {
+        const int lane = threadIdx.x & 31, stream = threadIdx.x / LANES, warp = threadIdx.x % LANES / 32;
+        const OwnScale own(v);
+        const auto block_of = [&](int i) { return stream * STREAM_SPANS + i * WARPS_OF_STREAM + warp; };
+        inverse[own.block] = own.inv;
+        ((float*)(memory + Parts::SCALES))[block_of(own.block)] = own.d;
+        __syncwarp();
+        const int place = place_in_block<F::ORDER>(lane);
+        u8* to = memory + Parts::INPUTS + (place >> 4) * (COLS / 2) + (place & 15);
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) {
-            const int block = (first + i * LANES) / 32, q = scales.quantized(v[i], i);
-            memory[Parts::INPUTS + 32 * block + place_in_block<F::ORDER>(lane)] = (u8)q;
+            const int q = __float_as_int(v[i] * inverse[i] + MAGIC) - MAGIC_BITS;
+            to[16 * block_of(i)] = (u8)q;
             if (!F::OFFSET) continue;
             const int sum = sum_of_group<F::GROUP>(q);
-            if (lane % F::GROUP == 0) ((float*)(memory + Parts::SUMS))[block * PER_SPAN + lane / F::GROUP] = (float)sum;
+            if (lane % F::GROUP == 0)
+                ((float*)(memory + Parts::SUMS))[block_of(i) * PER_SPAN + lane / F::GROUP] = (float)sum;
         }
+    }
+
+    // The scale of one block of the warp, and which. A lane has the largest of one block after as many exchanges as there
+    // are blocks: halves of them change places, then quarters.
+    struct OwnScale {
+        int block;
+        float d, inv;
+
+        DEVICE explicit OwnScale(const float (&v)[PER_THREAD]) {
+            u32 most[PER_THREAD];  // ordered as the floats are
+#pragma unroll
+            for (int i = 0; i < PER_THREAD; i++) most[i] = __float_as_uint(fabsf(v[i]));
+            block = reduce<PER_THREAD, 16>(most);
+            const float amax = __uint_as_float(most[0]);
+            const bool tiny = amax < 1e-30f;
+            inv = tiny ? 0.0f : 127.0f / amax;
+            d = tiny ? 0.0f : amax / 127.0f;
+        }
+        // The first of N numbers becomes the largest of its lanes; which of N it was.
+        template <int N, int STEP>
+        DEVICE static int reduce(u32 (&most)[PER_THREAD]) {
+            constexpr int HALF = (N + 1) / 2;
+            const bool upper = threadIdx.x & STEP;
+#pragma unroll
+            for (int i = 0; i < HALF; i++) {
+                const bool pair = i + HALF < N;
+                const u32 mine = pair && upper ? most[pair ? i + HALF : i] : most[i];
+                const u32 other = pair && !upper ? most[pair ? i + HALF : i] : most[i];
+                most[i] = max(mine, __shfl_xor_sync(ALL, other, STEP));
+            }
+            int at = 0;
+            if constexpr (STEP > 1) at = reduce<HALF, STEP / 2>(most);
+            return upper && at + HALF < N ? at + HALF : at;
+        }
+    };
+};
+
+// 2 * sigmoid(lanes(inject * normed) * scale); inject: the thread's first. A chain goes through all streams, from thread to
+// thread.
+DEVICE void make_beta(const Values& values, const float* inject, float* buffer, float* beta, float scale) {
+    const int stream = threadIdx.x / LANES, j = threadIdx.x % LANES, lane = threadIdx.x & 31;
+    float w[PER_THREAD];
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++) w[i] = inject[i * LANES];
+    __syncthreads();
+    for (int s = 0; s < STREAMS; s++) {
+        if (stream == s) {
+            float chain = s ? buffer[j] : 0.0f;
+#pragma unroll
+            for (int i = 0; i < PER_THREAD; i++) chain = fmaf(w[i], values.v[i], chain);
+            buffer[j] = chain;
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x >= 32) return;
+    const float sum = fold_warp((buffer[lane] + buffer[lane + 64]) + (buffer[lane + 32] + buffer[lane + 96]));
+    if (lane == 0) *beta = 2.0f * sigmoid_f32(sum * scale);
+}
+
+struct Rows {  // of `down`, that a block takes; none: it makes a beta
+    const u8* down;
+    int first, count;
+
+    DEVICE void copy(u8* memory) const {
+        for (int i = 0; i < count; i++)
+            copy_bytes(memory + i * Parts::ROW, down + (long long)(first + i) * ROW_BYTES, ROW_BYTES);
+    }
+    DEVICE void unpack(u8* memory) const {
+        __syncthreads();
+        if (count > 0) unpack_rows(memory, down, first, count);
     }
 };
 
-// beta of row `unit` of inject, which lies in shared memory behind room for the normed values.
-DEVICE void make_beta(const Values& values, float* memory, float* buffer, float* beta, int unit, float scale) {
-    const int first = threadIdx.x / LANES * PER_THREAD * LANES + threadIdx.x % LANES, lane = threadIdx.x & 31;
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) memory[first + i * LANES] = values.v[i];
-    __syncthreads();
-    if (threadIdx.x < LANES) {
-        float chain = 0.0f;
-#pragma unroll 8
-        for (int e = threadIdx.x; e < COLS; e += LANES) chain = fmaf(memory[COLS + e], memory[e], chain);
-        buffer[threadIdx.x] = chain;
-    }
-    __syncthreads();
-    if (threadIdx.x >= 32) return;
-    const float sum = fold_warp((buffer[lane] + buffer[lane + 64]) + (buffer[lane + 32] + buffer[lane + 96]));
-    if (lane == 0) beta[unit] = 2.0f * sigmoid_f32(sum * scale);
-}
-
-KERNEL void __launch_bounds__(THREADS, 1)
+KERNEL void __launch_bounds__(THREADS, 2)
     hyper_down(const float* x, const float* strength, const float* y, const float* w, const float* inject, const u8* down,
-               float* a, float* r, float* beta, int rows, int early, float eps, float scale) {
+               float* a, float* r, float* beta, int n_rows, int early, float eps, float scale) {
     extern __shared__ __align__(16) u8 memory[];
     __shared__ float buffer[THREADS];
-    constexpr int WIDTH = PER_THREAD * LANES;
-    const int blocks = (rows + ROWS - 1) / ROWS, unit = (int)blockIdx.x - blocks;
-    const int first = blockIdx.x * ROWS, stream = threadIdx.x / LANES, j = threadIdx.x % LANES;
-    if (unit < 0) {
-        for (int i = 0; i < min(ROWS, rows - first); i++)
-            copy_bytes(memory + i * Parts::ROW, down + (long long)(first + i) * ROW_BYTES, ROW_BYTES);
-    } else {
-        copy_bytes(memory + 4 * COLS, (const u8*)(inject + (long long)unit * COLS), 4 * COLS);
+    __shared__ __align__(16) float inverse[THREADS / 32][(PER_THREAD + 3) / 4 * 4];
+    __shared__ Ready terms[STREAMS], first_inputs;
+    const int blocks = (n_rows + ROWS - 1) / ROWS, unit = (int)blockIdx.x - blocks;
+    const int stream = threadIdx.x / LANES, own = stream * WIDTH + threadIdx.x % LANES;
+    const Rows rows{down, (int)blockIdx.x * ROWS, unit < 0 ? min(ROWS, n_rows - (int)blockIdx.x * ROWS) : 0};
+    if (threadIdx.x < STREAMS) ready_init(terms + threadIdx.x, WARPS_OF_STREAM);
+    if (threadIdx.x == 0) ready_init(&first_inputs, WARPS_OF_STREAM);
+    if (early) {
+        if (threadIdx.x < rows.count) empty_word(a + rows.first + threadIdx.x);
+        if (blockIdx.x == 0 && threadIdx.x < STREAMS) empty_word(r + threadIdx.x);
+    }
+    rows.copy(memory);
+    copies_commit();
+    __syncthreads();
+    fetch_lines(w, COLS, blockIdx.x + gridDim.x * threadIdx.x, gridDim.x * THREADS);
+    if (unit >= 0) fetch_lines(inject + (long long)unit * COLS, COLS, threadIdx.x, THREADS);
+    if (!strength) inputs_ready();  // else the kernel before made y, and x and strength are older
+    Values values;
+    values.read(x + own);
+    const float by = strength ? read_early(strength + stream) : 0.0f;
+    if (UNPACKS_EARLY) {
+        copies_wait<0>();
+        rows.unpack(memory);
+    }
+    u8* added = memory + (unit < 0 ? Parts::INPUTS : 0);
+    if (strength) {
+        inputs_ready();
+        for (int i = threadIdx.x; i < WIDTH / 4; i += THREADS) copy16(added + 16 * i, y + 4 * i);
     }
     copies_commit();
-    if (early) {
-        if (unit < 0 && threadIdx.x < min(ROWS, rows - first)) empty_word(a + first + threadIdx.x);
-        if (blockIdx.x == 0 && j == 0) empty_word(r + stream);
-        __syncthreads();
+    if (!UNPACKS_EARLY) {
+        copies_wait<1>();
+        rows.unpack(memory);
     }
-    float factors[PER_THREAD];
-    Values values;
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) factors[i] = w[stream * WIDTH + i * LANES + j];
-    if (!strength) inputs_ready();  // else the kernel before made y, and x and strength are older
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) values.v[i] = read_early(x + stream * WIDTH + i * LANES + j);
-    if (strength) {
-        const float b = read_early(strength + stream);
-        inputs_ready();
-        float added[PER_THREAD];
-#pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) added[i] = y[i * LANES + j];
-#pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) values.v[i] = fmaf(b, added[i], values.v[i]);
-    }
-    const float factor = values.norm(factors, buffer, eps);
-    if (blockIdx.x == 0 && j == 0) put_word(r + stream, factor);
     copies_wait<0>();
+    __syncthreads();
+    if (strength) values.add(by, (const float*)added + threadIdx.x % LANES);
+    const float factor = values.norm(w + own, buffer, eps);
+    if (blockIdx.x == 0 && threadIdx.x % LANES == 0) put_word(r + stream, factor);
     if (unit >= 0) {
-        __syncthreads();
-        make_beta(values, (float*)memory, buffer, beta, unit, scale);
+        make_beta(values, inject + (long long)unit * COLS + own, buffer, beta + unit, scale);
         return;
     }
-    values.quantize(memory);
-    __syncthreads();
-    multiply_rows(memory, down, a, first, min(ROWS, rows - first));
+    if (stream) ready_sleep(&first_inputs);
+    values.quantize(memory, inverse[threadIdx.x >> 5]);
+    if (!stream) ready_set(&first_inputs);
+    threads_meet(1 + stream, LANES);
+    stream_terms(memory, rows.count, stream);
+    ready_set(terms + stream);
+    const int row = threadIdx.x;
+    if (row >= 32) return;
+    const float sum =
+        sum_of_row(Parts::terms(memory, min(row, rows.count - 1), 0), (const float*)(memory + Parts::SCALES), terms);
+    if (row < rows.count) put_word(a + rows.first + row, sum);
 }

@@ -8,7 +8,8 @@
 
 constexpr u32 EMPTY = 0xFFFFFFFFu;  // a NaN that no arithmetic of a card makes
 
-// By threads of the maker; then a barrier of the block, before any of its threads lets the next kernel come.
+// By threads of the maker, before they copy anything: a fence waits for copies. Then a barrier of the block, before any of
+// its threads lets the next kernel come.
 DEVICE void empty_word(float* word) {
 #if ARCH >= 900
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(EMPTY) : "memory");
