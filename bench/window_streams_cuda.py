@@ -7,7 +7,8 @@ block's output; a chain is a captured graph of rounds over modules that together
 round are first compared with the host's, bit for bit. Timed with overlapping launches and with launches in turn; then
 what each kernel adds to a round (window_launches.py): the time of the chain less that of the chain without it. All that
 with kernels that hand numbers on while they work (words.cuh), and the round alone without.
---ways: also with other shares of the first cache as shared memory, and four rows of `down` a block.
+--ways: also with other shares of the first cache as shared memory, four rows of `down` a block, and rows of `down`
+unpacked before the kernel before has ended.
 
 Errors   exit code 1 and the array when a bit differs
 Cost     half a minute on an H200, most of it for the compiler
@@ -153,6 +154,8 @@ def ways(rounds: Rounds) -> None:
 
     few = SimpleNamespace(card=lambda: replace(cards.card(), multiprocessors=FEWER))
     with bench.stream:
+        with mock.patch.object(hyper_window, "_UNPACKS_EARLY", True):
+            add(Launches.of(rounds.run), "down unpacks early")
         for rows, seen in (("", cards), (", four rows a block", few)):
             with mock.patch.object(hyper_window, "cards", seen):
                 launches = Launches.of(rounds.run)
