@@ -91,8 +91,9 @@ def test_a_width_that_cannot_be_read_four_at_a_time_is_refused(target):
 @pytest.mark.parametrize("added", [True, False])
 @pytest.mark.parametrize(
     ("n", "c", "h", "r", "kind"),
-    [(1, 4, 256, 70, "Q6_K"), (1, 4, 2560, 10, "Q6_K"), (1, 4, 128, 32, "Q5_1"), (1, 2, 128, 32, "Q4_0"), (2, 4, 128, 33, "Q6_K"),
-     (8, 2, 256, 9, "Q5_K"), (5, 4, 128, 10, "Q2_0"), (10, 4, 128, 33, "Q4_0"), (4, 4, 640, 9, "Q2_K")],
+    [(1, 4, 256, 70, "Q6_K"), (1, 4, 2560, 10, "Q6_K"), (1, 4, 128, 32, "Q5_1"), (1, 2, 128, 32, "Q4_0"),
+     (2, 4, 128, 33, "Q6_K"), (8, 2, 256, 9, "Q5_K"), (5, 4, 128, 10, "Q2_0"), (10, 4, 128, 33, "Q4_0"),
+     (4, 4, 640, 9, "Q2_K")],
 )  # fmt: skip
 def test_a_windows_mix_in_few_launches_is_add_then_mix(
     target, same_bits, random_weight, n, c, h, r, kind, added, inject
