@@ -29,6 +29,7 @@ when a matrix comes to a card for good (cuda/repack.py), never in a file; CARD_F
                  byte j with n = (code + 15) / 2 of weight j low and of weight 16 + j high
     IQ4_NL_CARD  d of four blocks; 16 bytes a block, word t with q of weights 4 t .. 4 t + 3, lowest bits first, then of
                  weights 16 + 4 t .. 19 + 4 t
+    Q6_K_CARD    as in the file, and six bytes of 0, so that words begin at words
 
 Source: the GGUF tensor types as ggml defines them; `gguf.quants` is the independent check in the tests.
 """
@@ -113,6 +114,7 @@ _TYPES: Final = (
 _CARD_TYPES: Final = (
     TensorType("IQ3_S_CARD", CARD_ONLY + 21, 256, 136, 32),
     TensorType("IQ4_NL_CARD", CARD_ONLY + 20, 128, 72, 32),
+    TensorType("Q6_K_CARD", CARD_ONLY + 14, 256, 216, 16),
 )
 
 BY_ID: Final = MappingProxyType({t.ggml_id: t for t in _TYPES})

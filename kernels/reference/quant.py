@@ -280,6 +280,7 @@ _UNPACK: dict[str, Callable[[U8], Parts]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "Q6_K_CARD": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "IQ2_XXS": _iq2_xxs,

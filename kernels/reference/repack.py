@@ -43,4 +43,8 @@ def _iq4_nl(b: U8) -> U8:
     return np.concatenate([blocks[:, :, :2].reshape(len(b), 8), fields], axis=1)
 
 
-_REPACK: dict[str, Callable[[U8], U8]] = {"IQ3_S": _iq3_s, "IQ4_NL": _iq4_nl}
+def _q6_k(b: U8) -> U8:
+    return np.pad(b, ((0, 0), (0, 6)))
+
+
+_REPACK: dict[str, Callable[[U8], U8]] = {"IQ3_S": _iq3_s, "IQ4_NL": _iq4_nl, "Q6_K": _q6_k}

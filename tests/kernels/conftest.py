@@ -23,6 +23,7 @@ HALVES = {  # byte offsets of the half-precision numbers of a block; 0 where not
     "Q5_K": (0, 2),
     "Q6_K": (208,),
     "IQ4_NL_CARD": (0, 2, 4, 6),
+    "Q6_K_CARD": (208,),
 }
 
 

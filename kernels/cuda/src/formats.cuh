@@ -267,6 +267,18 @@ struct Q6_K {
     NO_OFFSET
 };
 
+// Q6_K as a card keeps it: a block begins at a multiple of 8.
+struct Q6_K_CARD {
+    FORMAT(256, 216, 16, 0, NATIVE, 4, 0, WORD, 4)
+    DEVICE static void span(const u8* p, int s, int t, Grid, u32& c0, u32& c1) {
+        const u8 *q = p + 64 * (s >> 2) + 32 * (s & 1) + 4 * t, *h = p + 128 + 32 * (s >> 2) + 4 * t;
+        c0 = Q6_K::code(load4<4>(q), Q6_K::turned(load4<4>(h)), s);
+        c1 = Q6_K::code(load4<4>(q + 16), Q6_K::turned(load4<4>(h + 16)), s);
+    }
+    DEVICE static float scale(const u8* p, int g) { return Q6_K::scale(p, g); }
+    NO_OFFSET
+};
+
 // ---------------------------------------------------------------------------------------------------- IQ super-blocks
 
 struct IQ4_XS {

@@ -199,16 +199,34 @@ struct Item<Q8_0> {
     }
 };
 
+// Words of a block of Q6_K, two of them 4 apart: by picks, or, where blocks begin at a multiple of 8, in one read.
+struct PickedPairs {
+    Halves bytes;
+
+    DEVICE explicit PickedPairs(const u8* p) : bytes(p) {}
+    DEVICE PickedPairs(const Halves& bytes) : bytes(bytes) {}
+    DEVICE PickedPairs further(int n) const { return PickedPairs(bytes.further(n)); }
+    DEVICE uint2 pair(int at) const { return make_uint2(bytes.word(at), bytes.word(at + 4)); }
+};
+
+struct AlignedPairs {
+    const u8* p;
+
+    DEVICE explicit AlignedPairs(const u8* p) : p(p) {}
+    DEVICE AlignedPairs further(int n) const { return AlignedPairs(p + n); }
+    DEVICE uint2 pair(int at) const { return *(const uint2*)(p + at); }
+};
+
 // Half a block: two words of low fields and one of high fields make four spans.
-template <>
-struct Item<Q6_K> {
+template <class Pairs>
+struct SixBits {
     typedef int Sum;
     enum { ORDER = NATIVE, FOLD = 1, ODD_CODES = 0, PER = 2 };
 
     template <int S>
     DEVICE static void run(float (&terms)[2 * S], const u8* p, int first, Grid, const u8* q, const int* sums) {
         static_assert(S == 4, "an item of Q6_K is half a block");
-        const Halves block(p), low = block.further(16 * first), high = block.further(128 + 8 * first);
+        const Pairs block(p), low = block.further(16 * first), high = block.further(128 + 8 * first);
         int fours[4][2], twos[4][2];  // span, group
         const int4 of[2] = {((const int4*)sums)[0], ((const int4*)sums)[1]};
 #pragma unroll
@@ -225,22 +243,25 @@ struct Item<Q6_K> {
 #pragma unroll
             for (int s = 0; s < 4; s++) v[s] = inputs_of(q, s, h);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {  // words t = 2 h, 2 h + 1 of either group
-                const int k = i & 1, at = 8 * h + 4 * (i >> 1) + 16 * k;
-                const u32 a = low.word(at), b = low.word(32 + at), c = high.word(at);
-                const auto in = [&](int s) { return i == 0 ? v[s].x : i == 1 ? v[s].y : i == 2 ? v[s].z : v[s].w; };
-                fours[0][k] = dot_unsigned(a & 0x0F0F0F0Fu, in(0), fours[0][k]);
-                fours[1][k] = dot_unsigned(b & 0x0F0F0F0Fu, in(1), fours[1][k]);
-                fours[2][k] = dot_unsigned(a & 0xF0F0F0F0u, in(2), fours[2][k]);
-                fours[3][k] = dot_unsigned(b & 0xF0F0F0F0u, in(3), fours[3][k]);
-                twos[0][k] = dot_unsigned(c & 0x03030303u, in(0), twos[0][k]);
-                twos[1][k] = dot_unsigned(c & 0x0C0C0C0Cu, in(1), twos[1][k]);
-                twos[2][k] = dot_unsigned(c & 0x30303030u, in(2), twos[2][k]);
-                twos[3][k] = dot_unsigned(c & 0xC0C0C0C0u, in(3), twos[3][k]);
+            for (int k = 0; k < 2; k++) {
+                const uint2 x = low.pair(8 * h + 16 * k), y = low.pair(32 + 8 * h + 16 * k), z = high.pair(8 * h + 16 * k);
+#pragma unroll
+                for (int t = 0; t < 2; t++) {  // words t = 2 h, 2 h + 1 of the group
+                    const u32 a = t ? x.y : x.x, b = t ? y.y : y.x, c = t ? z.y : z.x;
+                    const auto in = [&](int s) { return t ? (k ? v[s].w : v[s].z) : k ? v[s].y : v[s].x; };
+                    fours[0][k] = dot_unsigned(a & 0x0F0F0F0Fu, in(0), fours[0][k]);
+                    fours[1][k] = dot_unsigned(b & 0x0F0F0F0Fu, in(1), fours[1][k]);
+                    fours[2][k] = dot_unsigned(a & 0xF0F0F0F0u, in(2), fours[2][k]);
+                    fours[3][k] = dot_unsigned(b & 0xF0F0F0F0u, in(3), fours[3][k]);
+                    twos[0][k] = dot_unsigned(c & 0x03030303u, in(0), twos[0][k]);
+                    twos[1][k] = dot_unsigned(c & 0x0C0C0C0Cu, in(1), twos[1][k]);
+                    twos[2][k] = dot_unsigned(c & 0x30303030u, in(2), twos[2][k]);
+                    twos[3][k] = dot_unsigned(c & 0xC0C0C0C0u, in(3), twos[3][k]);
+                }
             }
         }
-        const Halves scales = block.further(192 + 2 * first);
-        const u32 biased[2] = {scales.word(0) ^ 0x80808080u, scales.word(4) ^ 0x80808080u};
+        const uint2 scales = block.further(192 + 2 * first).pair(0);
+        const u32 biased[2] = {scales.x ^ 0x80808080u, scales.y ^ 0x80808080u};
         const float d = half_at(p + 208), d16 = d * 0.0625f;
         const u32 magic = BYTE_MAGIC + unknown_zero(p);
 #pragma unroll
@@ -253,6 +274,12 @@ struct Item<Q6_K> {
             }
     }
 };
+
+template <>
+struct Item<Q6_K> : SixBits<PickedPairs> {};
+
+template <>
+struct Item<Q6_K_CARD> : SixBits<AlignedPairs> {};
 
 // The 4-bit fields of 32 weights, low ones in the even span of a pair, with a fifth bit each.
 template <int FIFTH>

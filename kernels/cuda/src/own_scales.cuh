@@ -26,6 +26,18 @@ struct OwnScales<Q6_K> {
     }
 };
 
+template <>
+struct OwnScales<Q6_K_CARD> {
+    float scale[4], offset[4];
+
+    DEVICE OwnScales(const u8* p, int t) {
+        const u32 biased = *(const u32*)(p + 192 + 4 * t) ^ 0x80808080u;
+        const float d = half_at(p + 208) * 0.25f, shift = d * -32896.0f;  // FACTOR is 4
+#pragma unroll
+        for (int i = 0; i < 4; i++) scale[i] = byte_times(biased, i, d, shift);
+    }
+};
+
 // Six bits a scale and a minimum; those of the upper half have their top bits with the lower ones.
 struct OwnMinima {
     float scale[2], offset[2];

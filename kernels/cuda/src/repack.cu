@@ -53,6 +53,16 @@ struct Packed<IQ4_NL> {
     }
 };
 
+template <>
+struct Packed<Q6_K> {
+    typedef Q6_K_CARD Form;
+
+    DEVICE static void block(const u8* p, u32* to, int s, int t, Grid) {
+        const int lane = 4 * s + t;
+        for (int i = lane; i < Form::BYTES / 4; i += 32) to[i] = i < 52 ? load4<2>(p + 4 * i) : i == 52 ? *(const u16*)(p + 208) : 0;
+    }
+};
+
 // n blocks of the form to `to`, from the file's blocks at `from`, which begins at a multiple of 4.
 KERNEL __launch_bounds__(32 * WARPS) void repack(const u8* from, u8* to, long long n) {
     inputs_ready();

@@ -17,6 +17,8 @@ WINDOWS = [
     ("Q6_K", 75, 1280, 1, Tuning(together=True, ring=8)),
     ("IQ3_S", 40, 512, 9, Tuning(together=True, ring=4)),
     ("IQ3_S_CARD", 40, 512, 9, Tuning(together=True, ring=4)),
+    ("Q6_K_CARD", 21, 1280, 5, Tuning(together=True, ring=2)),
+    ("Q6_K_CARD", 40, 512, 11, Tuning(together=True, rows=16)),
     ("Q2_K", 33, 512, 8, Tuning(together=True, rows=16, ring=2, stages=2)),
     ("Q6_K", 21, 1024, 5, Tuning(together=True, rows=16, ring=2)),
     ("Q6_K", 40, 512, 11, Tuning(together=True, rows=8)),
@@ -44,7 +46,13 @@ def test_large_matrices_go_through_tiles_and_small_ones_do_not():
 
 @pytest.mark.parametrize(
     "name, rows, cols, n",
-    [("Q5_1", 140, 288, 17), ("IQ2_S", 20, 512, 19), ("IQ3_S_CARD", 20, 512, 19), ("IQ4_NL_CARD", 20, 640, 19)],
+    [
+        ("Q5_1", 140, 288, 17),
+        ("IQ2_S", 20, 512, 19),
+        ("IQ3_S_CARD", 20, 512, 19),
+        ("IQ4_NL_CARD", 20, 640, 19),
+        ("Q6_K_CARD", 20, 768, 19),
+    ],
 )
 def test_a_prompt_has_the_bits_of_the_written_order(host, random_weight, name, rows, cols, n):
     host.check_linear([random_weight(name, rows, cols)], n)

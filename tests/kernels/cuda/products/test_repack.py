@@ -68,5 +68,5 @@ def test_bytes_that_are_no_whole_blocks_are_refused(host):
 
 
 def test_types_and_widths_without_a_card_form_keep_the_bytes_of_the_file():
-    assert cuda.card_form(BY_NAME["Q6_K"], 2560) is None
+    assert cuda.card_form(BY_NAME["Q8_0"], 2560) is None and cuda.card_form(BY_NAME["IQ4_NL"], 96) is None
     assert cuda.card_form(BY_NAME["IQ3_S"], 2560) is CARD_FORMS["IQ3_S"]
