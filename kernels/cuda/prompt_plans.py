@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import Final
 
 from strata.kernels.cuda.card import Card
@@ -21,6 +22,8 @@ STEP: Final = 128
 """Columns of a step of a tile."""
 CHUNKS: Final = (2, 1)
 """Chunks of raw bytes that a block may hold, the most first."""
+LIFTS: Final = (1, 0)
+"""Whether scales are kept together with what lifts a sum's start back to 0: more room, fewer instructions."""
 RUNS: Final = (1, 2, 3, 4, 6, 8)
 """Tiles of a block that are tried. Of GATE_UP it has one: the results take the place of the operands."""
 LONG_RUN: Final = 2048
@@ -76,11 +79,12 @@ CUTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """A cut · chunks of raw bytes held at once · copies of the table · bytes of shared memory · tiles of a block, one
-    below the other."""
+    """A cut · chunks of raw bytes held at once · whether scales have lifts · copies of the table · bytes of shared
+    memory · tiles of a block, one below the other."""
 
     cut: Cut
     chunks: int
+    lifts: int
     copies: int
     shared: int
     run: int = 1
@@ -97,6 +101,7 @@ class PromptPlan:
             "BLOCKS": self.cut.blocks,
             "CHUNKS": self.chunks,
             "PARTS": PARTS,
+            "LIFTS": self.lifts,
             "COPIES": self.copies,
             "SHARED": self.shared,
         }
@@ -109,10 +114,11 @@ class PromptPlan:
         return self.run * (self.cut.rows // 2 if mode == GATE_UP else self.cut.rows)
 
 
-def _shared(kind: TensorType, cut: Cut, chunks: int, copies: int) -> int:
+def _shared(kind: TensorType, cut: Cut, chunks: int, lifts: int, copies: int) -> int:
     """The layout of product_prompt.cu."""
     groups, line = STEP // kind.group, cut.columns + 8
-    unpacked = cut.rows * STEP + groups * (cut.rows + 8) * 4 * (1 + kind.has_offset)
+    scales = 2 * cut.rows if lifts else cut.rows + 8
+    unpacked = cut.rows * STEP + groups * (scales + (cut.rows + 8) * kind.has_offset) * 4
     fetched = cut.columns * STEP + (STEP // ACTIVATION_BLOCK + groups * kind.has_offset) * line * 4
     raw = chunks * cut.rows * chunk_pitch(kind)
     return raw + 2 * unpacked + 2 * fetched + cut.columns * 4 + table_bytes(kind) * copies
@@ -122,11 +128,11 @@ def fitted(card: Card, kind: TensorType, cut: Cut) -> PromptPlan | None:
     """A cut with two chunks, or one, and as many copies of the type's table as there is room for; None when it does not
     fit."""
     limit = min(card.shared_block, card.shared_multiprocessor // cut.blocks - _RESERVED)
-    for chunks in CHUNKS:
-        bare = _shared(kind, cut, chunks, 1)
+    for chunks, lifts in product(CHUNKS, LIFTS):
+        bare = _shared(kind, cut, chunks, lifts, 1)
         if bare <= limit:
             copies = table_copies(kind, limit - bare + table_bytes(kind))
-            return PromptPlan(cut, chunks, copies, _shared(kind, cut, chunks, copies))
+            return PromptPlan(cut, chunks, lifts, copies, _shared(kind, cut, chunks, lifts, copies))
     return None
 
 

@@ -12,7 +12,7 @@
 // the last step of a tile is multiplied, the first of the next one is fetched and unpacked.
 //
 // Constants: TYPE a format, BM (64, 128), MT (2, 4), NT, BLOCKS of a multiprocessor, CHUNKS of raw bytes held (1, 2), PARTS
-// (1, 2, 4) of what a step copies, COPIES of the table, SHARED bytes that prompt_plans.py asks for, and MODE:
+// (1, 2, 4) of what a step copies, LIFTS (0, 1), COPIES of the table, SHARED bytes that prompt_plans.py asks for, and MODE:
 //   DENSE    several matrices of one type with the same input; out (n, rows) each
 //   GATE_UP  experts by tile list: BM / 2 rows of gate and of up; out (pairs, rows) = silu(gate x) * (up x);
 //            with NEXT_ORDER and NEXT_SUMS quantised, for a format with this order and groups of sums (0: none)
@@ -63,12 +63,13 @@ enum {
     WARPS_DOWN = SLABS / MT,
     WARPS_ACROSS = MT,
     BN = 8 * NT * WARPS_ACROSS,
-    LINE = BM + 8,                   // floats of a group's scales
+    LINE = LIFTS ? 2 * BM : BM + 8,  // floats of a group's scales, and with LIFTS of -MAGIC times them
+    LINE_O = BM + 8,                 // floats of a group's offsets
     LINE_D = BN + 8,                 // floats of a block's scales of all columns
     TABLE = F::GRID * COPIES * (F::LOOK == WORD ? 4 : 8),
     CODES = BM * STEP,               // bytes of a step: int8, then scales, then offsets
-    SCALES = GROUPS * LINE * 4,
-    UNPACKED = CODES + SCALES * (1 + F::OFFSET),
+    OFFSETS_AT = CODES + GROUPS * LINE * 4,
+    UNPACKED = OFFSETS_AT + F::OFFSET * GROUPS * LINE_O * 4,
     INPUTS = BN * STEP,              // bytes of a step: int8, then scales, then sums
     SUMS_AT = INPUTS + 4 * LINE_D * 4,
     FETCHED = SUMS_AT + (F::OFFSET ? GROUPS * LINE_D * 4 : 0),
@@ -210,7 +211,8 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, i
 
 // Half a chunk of the warp's 16 rows to int8, scales and offsets. The int8 lie as the matrix step wants them: for a span
 // 512 bytes, 16 a lane (the words of rows g and g + 8, twice). Spans past the row's end have codes without meaning, which
-// nobody reads. `chunk` of the run, its place in memory. low, high: address bits of the thread's two rows.
+// nobody reads. With LIFTS the scales of rows g and g + 8 of span t lie at place g ^ 2 t of their slab, so that a quad's meet
+// different banks. `chunk` of the run, its place in memory. low, high: address bits of the thread's two rows.
 DEVICE void unpack_step(u8* shared, u32 low, u32 high, int step, int chunk, int buffer, Grid grid) {
     const int slab = threadIdx.x >> 5, g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3, upper = 4 * (step & 1);
     const u32 at = (step >> 1) * CHUNK_BYTES;
@@ -227,13 +229,16 @@ DEVICE void unpack_step(u8* shared, u32 low, u32 high, int step, int chunk, int 
     }
 #pragma unroll
     for (int s = 0; s < 4; s++) *(uint4*)(to + 512 * s) = c[s];
-    float* scales = (float*)(unpacked + CODES) + slab * 16 + 2 * g;  // row g, then row g + 8
+    float2* scales = (float2*)(unpacked + CODES) + slab * 8 + g;
+    float4* lifted = (float4*)(unpacked + CODES) + slab * 8 + (g ^ 2 * t);
+    float2* offsets = (float2*)(unpacked + OFFSETS_AT) + slab * 8 + g;
 #pragma unroll
     for (int k = 0; k < PER_SPAN; k++) {
         const int group = t * PER_SPAN + k, of = upper * PER_SPAN + group;
-        *(float2*)(scales + group * LINE) = make_float2(F::scale(p0, of), F::scale(p1, of));
-        if (F::OFFSET)
-            *(float2*)(scales + (GROUPS + group) * LINE) = make_float2(F::offset(p0, of), F::offset(p1, of));
+        const float s0 = F::scale(p0, of), s1 = F::scale(p1, of);
+        if (LIFTS) lifted[group * (LINE / 4)] = make_float4(s0, s1, s0 * -MAGIC, s1 * -MAGIC);
+        else scales[group * (LINE / 2)] = make_float2(s0, s1);
+        if (F::OFFSET) offsets[group * (LINE_O / 2)] = make_float2(F::offset(p0, of), F::offset(p1, of));
     }
 }
 
@@ -340,7 +345,9 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const Coming& coming, int buf
     const u8* unpacked = shared + AT_UNPACKED + buffer * UNPACKED;
     const u8* inputs = shared + AT_INPUTS + buffer * FETCHED;
     const u8* codes = unpacked + MT * wm * (16 * STEP) + lane * 16;
-    const float* scales = (const float*)(unpacked + CODES) + MT * wm * 16 + 2 * g;
+    const float2* scales = (const float2*)(unpacked + CODES) + MT * wm * 8 + g;
+    const float4* lifted = (const float4*)(unpacked + CODES) + MT * wm * 8;
+    const float2* offsets = (const float2*)(unpacked + OFFSETS_AT) + MT * wm * 8 + g;
     const int first = 8 * EIGHTS * wn;
 #pragma unroll 1
     for (int s = 0; s < (F::BLOCK < 256 ? spans : 4); s++) {
@@ -358,11 +365,17 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const Coming& coming, int buf
         for (int k = 0; k < PER_SPAN; k++)
 #pragma unroll
             for (int i = 0; i < MT; i++) {
-                const float* line = scales + (s * PER_SPAN + k) * LINE + 16 * i;
-                const float2 scale = *(const float2*)line;
-                span.scale[k][i] = scale;
-                span.lift[k][i] = make_float2(scale.x * -MAGIC, scale.y * -MAGIC);
-                if (F::OFFSET) span.offset[k][i] = *(const float2*)(line + GROUPS * LINE);
+                const int group = s * PER_SPAN + k;
+                if (LIFTS) {
+                    const float4 v = lifted[group * (LINE / 4) + 8 * i + (g ^ 2 * s)];
+                    span.scale[k][i] = make_float2(v.x, v.y);
+                    span.lift[k][i] = make_float2(v.z, v.w);
+                } else {
+                    const float2 v = scales[group * (LINE / 2) + 8 * i];
+                    span.scale[k][i] = v;
+                    span.lift[k][i] = make_float2(v.x * -MAGIC, v.y * -MAGIC);
+                }
+                if (F::OFFSET) span.offset[k][i] = offsets[group * (LINE_O / 2) + 8 * i];
             }
         Column column[EIGHTS];
         int c[EIGHTS * PER_SPAN][MT][4];
