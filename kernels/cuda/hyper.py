@@ -26,8 +26,9 @@ MAX_WIDTH: Final = 64 * LANES
 """Elements of a stream: a thread holds one in LANES of them in registers."""
 MAX_WIDTH_OF_ROWS: Final = 32 * LANES
 """The same of `hyper_rows.cu`, which has several rows in registers."""
-_ROWS_OF_A_BLOCK: Final = 2
-"""Rows that read a line of inject together, in `hyper_rows.cu`."""
+_ROWS_OF_A_BLOCK: Final = 8
+"""Rows of a block of `hyper_rows.cu`, a warp each."""
+_WARP: Final = 32
 _GATE_THREADS: Final = 256
 _WIDE_THREADS: Final = 128
 _WIDTH_OF_LOAD: Final = 4
@@ -127,10 +128,10 @@ def _mix_rows(
     factors = workspace.array((n, streams))
     inject = None if hc.inject is None or beta is None else hc.inject.data
     launch(
-        "hyper_rows.cu", "hyper_rows", (-(-n // _ROWS_OF_A_BLOCK),), (LANES,),
+        "hyper_rows.cu", "hyper_rows", (-(-n // _ROWS_OF_A_BLOCK),), (_WARP * _ROWS_OF_A_BLOCK,),
         x, *(added or (None, None)), hc.norm, inject, factors, made.q, made.d, made.sums, beta, I32(n), F32(eps), scale,
-        STREAMS=streams, PER_THREAD=width // LANES, ROWS=_ROWS_OF_A_BLOCK, INJECTS=int(inject is not None),
-        INPUT_ORDER=plans.order(kind), SUMS=kind.sums,
+        STREAMS=streams, PER_THREAD=width // LANES, INJECTS=int(inject is not None), INPUT_ORDER=plans.order(kind),
+        SUMS=kind.sums,
     )  # fmt: skip
     a = linear_quantized(workspace, hc.down, made)
     gates = linear_quantized(workspace, hc.up, quantize(workspace, a, hc.up.type, scale))

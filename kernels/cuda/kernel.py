@@ -37,8 +37,8 @@ WINDOW_SHARED: Final = 50
 2026-11-29, a window of one row: 4,771 us, 4,860 with 100, 4,899 as the driver thinks; of eight rows no difference."""
 _PROMPTS: Final = re.compile(r"prompt|scan|thin|_tile")
 """Kernels whose blocks want to be many on a multiprocessor."""
-CACHES: Final = {"qsa_prompt_values": 25}
-"""Kernels of prompts that want the rest of the first cache as a cache, and how much they need as shared memory."""
+CACHES: Final = {"qsa_prompt_values": 25, "hyper_rows": 0}
+"""Kernels of prompts that want the first cache as a cache, and how many percent they need as shared memory."""
 _CODES: Final = {"i": "i", "u": "I", "f": "f"}
 _WIDE: Final = {"i": "q", "u": "Q", "f": "d"}
 
@@ -102,10 +102,8 @@ class Kernel:
         self._config = ctypes.create_string_buffer(_CONFIG.size)
         self._arguments: _Arguments | None = None
         self._launch = _driver().cuLaunchKernelEx
-        if of_window(name):
-            self.prefer_shared(WINDOW_SHARED)
-        elif name in CACHES:
-            self.prefer_shared(CACHES[name])
+        if name in CACHES or of_window(name):
+            self.prefer_shared(CACHES.get(name, WINDOW_SHARED))
 
     def prefer_shared(self, percent: int) -> None:
         """How much of the first cache becomes shared memory; -1: as the driver thinks. A multiprocessor changes it only

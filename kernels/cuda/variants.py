@@ -29,7 +29,7 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
         yield "hyper.cu", {"PER_THREAD": 20, "STREAMS": 4, "INPUT_ORDER": order, "SUMS": sums}
     yield "hyper.cu", {"STREAMS": 4, "FACTORS": 1}
     for order, sums in (("NATIVE", 16), ("EIGHT", 0)):
-        rows: Constants = {"STREAMS": 4, "PER_THREAD": 20, "ROWS": 2, "INPUT_ORDER": order, "SUMS": sums}
+        rows: Constants = {"STREAMS": 4, "PER_THREAD": 20, "INPUT_ORDER": order, "SUMS": sums}
         for injects in (0, 1):
             yield "hyper_rows.cu", rows | {"INJECTS": injects}
     for kind, spans in (("Q8_0", 10), ("Q8_0", 2), ("Q5_1", 10), ("IQ4_NL", 24)):

@@ -32,6 +32,7 @@ SPILLS = {
     "qsa_keys": "a few words at the registers that its block leaves, outside the loop over tokens",
     "gdn_inputs": "sm_120 only: two words around a division",
     "qsa_prompt_values": "96 sums and two pairs of values under way at 168 registers: a few words outside the loop",
+    "hyper_rows": "a stream of a row and four times four sums at 128 registers: sums, once a stream",
     "route_window": "sm_75 only: two words of 128 registers, 512 threads share the rows",
     "qsa_score": "a few words at the registers that its block leaves, outside the loop over blocks",
 }

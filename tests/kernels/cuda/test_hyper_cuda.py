@@ -173,7 +173,8 @@ def test_products_of_a_mix_have_the_bits_of_products_of_its_numbers(target, same
 @pytest.mark.parametrize("inject", [True, False])
 @pytest.mark.parametrize("added", [True, False])
 @pytest.mark.parametrize(
-    ("n", "c", "h", "kind"), [(17, 4, 128, "Q6_K"), (20, 2, 256, "Q5_K"), (33, 4, 640, "Q2_K"), (18, 2, 128, "IQ3_S")]
+    ("n", "c", "h", "kind"),
+    [(17, 4, 128, "Q6_K"), (20, 2, 256, "Q5_K"), (33, 4, 640, "Q2_K"), (18, 2, 128, "IQ3_S"), (19, 2, 128, "Q2_0")],
 )
 def test_a_prompts_mix_without_normed_streams_is_add_then_mix(
     target, same_bits, random_weight, n, c, h, kind, added, inject
