@@ -90,6 +90,8 @@ class Ways:
             card: Any, kind: Any, mode: str, rows: Any, cols: int, n: int = 1, used: int = 0, wide: bool = False,
             tuning: RowTuning = row_plans.UNTUNED,
         ) -> Any:  # fmt: skip
+            if tuning != row_plans.UNTUNED:  # in another's launch
+                return plan(card, kind, mode, rows, cols, n, used, wide, tuning)
             key = (kind.name, mode, rows, cols, used)
             self.seen[key] += 1
             if mode == plans.DENSE:

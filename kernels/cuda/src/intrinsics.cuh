@@ -39,6 +39,11 @@ DEVICE float float_bits(u32 bits) { return __uint_as_float(bits); }
 
 DEVICE u32 parity(u32 x) { return __popc(x) & 1; }
 
+// About so many nanoseconds, which other warps have.
+DEVICE void rest(u32 ns) {
+    asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "memory");
+}
+
 // ---------------------------------------------------------------------------------------------------------- launches
 
 // A kernel that is launched before the end of its predecessor (kernel.py) calls inputs_ready() in every thread, also in

@@ -100,8 +100,12 @@ DEVICE float add_items(const float* terms, const float* scales, int items) {
     return sum;
 }
 
-// The sums of a strip whose terms are there, to where they go.
-DEVICE void add_strip(const Arguments& a, const u8* shared, const Turn& turn, const Segment& segment, const float* terms) {
+// The sums of the strip of turn `number`, whose terms are there, to where they go.
+DEVICE void add_strip(const Arguments& a, const u8* shared, const Segment* segments, int number, const float* table) {
+    const Turn turn(a, segments, number);
+    const Segment& segment = segments[turn.segment];
+    const int region = turn.strip - divide(turn.strip, a.regions, a.region_inverse) * a.regions;
+    const float* terms = table + region * (HALVES * COLUMNS) * a.strip * TERM_PITCH;
     const int lane = threadIdx.x & 31, half = MODE == GATE_UP ? lane >> 4 : 0, i = lane % SUMS;
     const int r = i / COLUMNS, column = i % COLUMNS, row = turn.input + min(column, COLUMNS > 1 ? a.n - 1 : 0);
     const float* own = terms + (half * a.strip * COLUMNS + min(i, turn.rows * COLUMNS - 1)) * TERM_PITCH;
@@ -145,11 +149,14 @@ DEVICE void prepare_inputs(const Arguments& a, u8* shared, int first_warp) {
 // What other warps of the block have written is there, and what this one has.
 DEVICE void share_block() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 
-// Until a strip is summed: its place in the table is then free.
+// Until a strip is summed: its place in the table is then free. A warp that only asked would take its turns from those that add.
 DEVICE void wait_summed(const u32* arrived) {
-    u32 seen;
-    do asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(seen) : "r"((u32)__cvta_generic_to_shared(arrived)) : "memory");
-    while (seen != SUMMED);
+    for (;;) {
+        u32 seen;
+        asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(seen) : "r"((u32)__cvta_generic_to_shared(arrived)) : "memory");
+        if (seen == SUMMED) return;
+        rest(50);
+    }
 }
 
 // The work of a block. Whole blocks call, and where it says so a barrier comes first.
@@ -162,8 +169,9 @@ struct Job {
     u32* const arrived;  // turns of each strip
     Finder finder;
     Runs runs;
-    Turn loaded;  // the last one whose bytes were sent for
     int warp, lane;
+    Task task;    // of the warp's turn `planned` + lane
+    u32 planned;
 
     // `barriers`: DEPTH of each warp.
     DEVICE Job(const Arguments& a, u8* shared, u64* barriers)
@@ -176,47 +184,55 @@ struct Job {
     DEVICE bool picks() const { return (MODE == GATE_UP && a.ids) || MODE == PAIRS; }
     DEVICE u8* stages() const { return shared + a.at_stages + warp * (DEPTH * STAGE); }
 
-    DEVICE void load(const Found& found, int number, u32 run) {
-        if (number < found.turns) {
-            loaded = Turn(a, segments, loaded, number);
-            const int shift = loaded.shift(), bytes = (shift + loaded.items() * ITEM_BYTES + 15) & ~15;
-            runs.begin<STAGE>(run, stages() + run % DEPTH * STAGE, loaded.from - shift, bytes);
+    // The lanes' tasks are those of the warp's turns from this one on.
+    DEVICE void plan(const Found& found, u32 run) {
+        planned = run;
+        task = Task::of(a, segments, warp + (int)(run + lane) * WARPS, found.turns);
+    }
+    // Turn `run` of the warp, which is planned, is sent for.
+    DEVICE void load(u32 run) {
+        const int of = (int)(run - planned), items = __shfl_sync(~0u, task.items(), of);
+        const u64 from = __shfl_sync(~0u, task.from, of);
+        if (items) {
+            const int shift = (int)(from & 15);
+            const int bytes = (shift + items * (int)ITEM_BYTES + 15) & ~15;
+            runs.begin<STAGE>(run, stages() + run % DEPTH * STAGE, (const u8*)(from - shift), bytes);
         }
         runs.commit();
     }
     // The first bytes are sent for. After a barrier behind finder.find().
     DEVICE void begin(const Found& found) {
+        plan(found, 0);
 #pragma unroll
-        for (int i = 0; i < DEPTH; i++) load(found, warp + i * WARPS, i);
+        for (int i = 0; i < DEPTH; i++) load(i);
     }
     // All turns. After a barrier behind the inputs and the table.
     DEVICE void work(const Found& found) {
-        const int copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES, all = found.turns;
+        const int copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES;
         const Grid grid{shared + a.at_grid + copy * (F::LOOK == WORD ? 4 : 8)};
-        Turn turn;
-        u32 run = 0;
-        for (int number = warp; number < all; number += WARPS, run++) {
-            turn = DEPTH == 1 ? loaded : Turn(a, segments, turn, number);
-            const int region = turn.strip - divide(turn.strip, a.regions, a.region_inverse) * a.regions;
-            float* terms = (float*)(shared + a.at_terms) + region * (HALVES * COLUMNS) * a.strip * TERM_PITCH;
-            if (turn.strip >= a.regions) wait_summed(arrived + turn.strip - a.regions);
+        float* const table = (float*)(shared + a.at_terms);
+        for (u32 run = 0;; run++) {
+            if (run + DEPTH - planned >= 32) plan(found, run);
+            const Task now = task.from_lane((int)(run - planned));
+            if (!now.items()) break;
+            const int strip = now.of_strip();
+            if (strip >= a.regions) wait_summed(arrived + strip - a.regions);
             runs.wait(run);
-            float* half = terms + turn.half * COLUMNS * a.strip * TERM_PITCH;
-            multiply_turn(a, shared, turn, stages() + run % DEPTH * STAGE, grid, half, lane);
+            multiply_turn(a, shared, now, stages() + run % DEPTH * STAGE, grid, table + now.terms, lane);
             __syncwarp();  // the terms are there, and the stage is free
             u32 before = 0;
             if (lane == 0) {
                 share_block();
-                before = atomicAdd(arrived + turn.strip, 1u);
+                before = atomicAdd(arrived + strip, 1u);
             }
-            load(found, number + DEPTH * WARPS, run + DEPTH);
-            if (__shfl_sync(~0u, before, 0) + 1 == HALVES * turn.turns) {
+            load(run + DEPTH);
+            if (__shfl_sync(~0u, before, 0) + 1 == now.turns()) {
                 share_block();
-                add_strip(a, shared, turn, segments[turn.segment], terms);
+                add_strip(a, shared, segments, warp + (int)run * WARPS, table);
                 __syncwarp();
                 if (lane == 0) {
                     share_block();
-                    atomicExch(arrived + turn.strip, (u32)SUMMED);
+                    atomicExch(arrived + strip, (u32)SUMMED);
                 }
             }
         }

@@ -17,9 +17,7 @@ struct Turn {
     int before, input;       // rows of the segment before the strip
     int segment;
 
-    DEVICE Turn() : segment(0) {}
-    // `earlier`: another turn of the same warp.
-    DEVICE Turn(const Arguments& a, const Segment* segments, const Turn& earlier, int number) : segment(earlier.segment) {
+    DEVICE Turn(const Arguments& a, const Segment* segments, int number) : segment(0) {
         while (number >= segments[segment + 1].turn) segment++;
         const Segment& own = segments[segment];
         const int in_segment = number - own.turn, s = divide(in_segment, a.strip_turns, a.strip_turn_inverse);
@@ -33,8 +31,43 @@ struct Turn {
         input = own.input;
         from = (HALVES == 2 && half ? own.second : own.from) + (before * ITEMS + first) * ITEM_BYTES;
     }
-    DEVICE int shift() const { return (int)((u64)from & 15); }
     DEVICE int items() const { return min((int)TURN_ITEMS, rows * ITEMS - first); }
+};
+
+// What a warp needs to do a turn. Its lanes make those of 32 turns at once and give them to each other.
+struct Task {
+    u64 from;
+    u32 place;   // items, 6 bits; row of activations, 10; first item in the strip
+    u32 terms;   // where those of the turn's half of the strip lie, in floats past the table's begin
+    u32 strip;   // 16 bits, and how many turns it has
+
+    // Of turn `number`, if there are so many.
+    DEVICE static Task of(const Arguments& a, const Segment* segments, int number, int all) {
+        Task task{};
+        if (number >= all) return task;
+        const Turn turn(a, segments, number);
+        const int region = turn.strip - divide(turn.strip, a.regions, a.region_inverse) * a.regions;
+        task.from = (u64)turn.from;
+        task.place = (u32)turn.items() | (u32)turn.input << 6 | (u32)turn.first << 16;
+        task.terms = (u32)((region * HALVES + turn.half) * COLUMNS * a.strip * TERM_PITCH);
+        task.strip = (u32)turn.strip | (u32)(HALVES * turn.turns) << 16;
+        return task;
+    }
+    // That of another lane.
+    DEVICE Task from_lane(int lane) const {
+        Task task;
+        task.from = __shfl_sync(~0u, from, lane), task.place = __shfl_sync(~0u, place, lane);
+        task.terms = __shfl_sync(~0u, terms, lane), task.strip = __shfl_sync(~0u, strip, lane);
+        return task;
+    }
+    DEVICE int items() const { return (int)(place & 63); }
+    DEVICE int input() const { return (int)(place >> 6 & 1023); }
+    DEVICE int first() const { return (int)(place >> 16); }
+    DEVICE int shift() const { return (int)(from & 15); }
+    DEVICE int of_strip() const { return (int)(strip & 0xFFFF); }
+    DEVICE u32 turns() const { return strip >> 16; }
+    // Bytes to copy, from the multiple of 16 before the first.
+    DEVICE int bytes() const { return (shift() + items() * (int)ITEM_BYTES + 15) & ~15; }
 };
 
 // As one store, which the compiler does not always make of four.
@@ -54,16 +87,16 @@ DEVICE void store_terms(float* to, const float (&terms)[LANE_TERMS]) {
 }
 
 // The terms of the lane's item to the table, rows of `terms`: of this half of the strip.
-DEVICE void multiply_turn(const Arguments& a, u8* shared, const Turn& turn, const u8* stage, Grid grid, float* terms, int lane) {
-    const int own = lane % TURN_ITEMS, part = lane / TURN_ITEMS;
-    const int item = turn.first + own, r = (int)((u32)item / ITEMS), in_row = item - r * ITEMS;
+DEVICE void multiply_turn(const Arguments& a, u8* shared, const Task& task, const u8* stage, Grid grid, float* terms, int lane) {
+    const int own = lane % TURN_ITEMS, part = lane / TURN_ITEMS, input = task.input();
+    const int item = task.first() + own, r = (int)((u32)item / ITEMS), in_row = item - r * ITEMS;
     // Eight neighbours read different banks when their items follow each other, so a row's first items lie behind it again.
     const int place = in_row < __shfl_sync(~0u, in_row, lane & ~7) && in_row < EXTRA ? in_row + ITEMS : in_row;
-    const u8* p = stage + turn.shift() + own * ITEM_BYTES;
-    const u8* q = shared + turn.input * INPUT_PITCH + place * INPUT;
-    const auto* sums = (const typename I::Sum*)(shared + a.at_sums) + turn.input * SUM_PITCH + place * SUM_ITEM;
+    const u8* p = stage + task.shift() + own * ITEM_BYTES;
+    const u8* q = shared + input * INPUT_PITCH + place * INPUT;
+    const auto* sums = (const typename I::Sum*)(shared + a.at_sums) + input * SUM_PITCH + place * SUM_ITEM;
     float* to = terms + r * COLUMNS * TERM_PITCH + in_row * TERM_ITEM;
-    const bool there = r < turn.rows;
+    const bool there = own < task.items();
 #pragma unroll 1
     for (int call = 0; call < CALLS; call++) {
         const int of = PARTS == 2 ? part : call, first = of * LANE_SPANS;

@@ -541,6 +541,7 @@ static inline void ptx_mbarrier_try_wait_parity_shared_b64(unsigned& done, unsig
     ptx_mbarrier_test_wait_parity_shared_b64(done, address, parity);
 }
 template <class T> inline void ptx_nothing(T&) {}
+static inline void ptx_nanosleep_u32(unsigned) {}
 static inline void ptx_ld_shared_u32(unsigned& value, unsigned address) {
     std::memcpy(&value, emulated::shared_pointer(address), 4);
 }
