@@ -178,8 +178,25 @@ class _Permute(torch.autograd.Function):
         return (grad.reshape(-1, ctx.times, grad.shape[-1]).sum(1) if ctx.times > 1 else grad), None, None, None
 
 
+class _OfUsed(torch.autograd.Function):
+    """w (E, out, in), whose gradient is zero for experts without a row: what a grouped product leaves there is whatever
+    the memory held."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, ends: Tensor) -> Tensor:
+        ctx.save_for_backward(ends)
+        return w.view_as(w)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (ends,) = ctx.saved_tensors
+        unused = torch.cat([ends[:1] == 0, ends[1:] == ends[:-1]])
+        return grad.masked_fill(unused[:, None, None], 0), None
+
+
 def grouped(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
     """x (n, in) @ w (E, out, in) of each row's expert; rows sorted by expert, `ends` (E,) where each one's rows end."""
+    w = _OfUsed.apply(w, ends)
     if x.dtype == torch.bfloat16:
         return getattr(F, "grouped_mm", torch._grouped_mm)(x, w.transpose(-1, -2), offs=ends)
     parts = x.tensor_split(ends[:-1].long().cpu())

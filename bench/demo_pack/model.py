@@ -57,10 +57,12 @@ class DemoModel(nn.Module):
     def effective(self, dtype: torch.dtype, rounded: bool) -> dict[str, Weights]:
         """Weights as a forward pass reads them, by block ("" for what belongs to none)."""
         blocks: dict[str, Weights] = {}
-        for name, p in self.tensors().items():
+        tensors: dict[str, Tensor] = dict(self.tensors())
+        if rounded:
+            tensors |= together(round_q4_0, {n: p for n, p in tensors.items() if tensor_type(n, "Q4_0") == "Q4_0"})
+        for name, w in tensors.items():
             prefix, leaf = split(name)
             wide = any(part in leaf for part in KEPT_FLOAT)
-            w = round_q4_0(p) if rounded and tensor_type(name, "Q4_0") == "Q4_0" else p
             blocks.setdefault(prefix, {})[leaf] = w if wide else w.to(dtype)
         return blocks
 
@@ -141,10 +143,17 @@ def head(x: Tensor, w: Weights, prefix: str, output: Tensor, g: Geometry) -> Ten
     return F.linear(layers.mix(x, w, prefix, g.eps)[0], output)
 
 
-def rows_of(segment: Tensor, g: Geometry, n_probes: int, generator: torch.Generator | None = None) -> Rows:
+def rows_of(
+    segment: Tensor,
+    g: Geometry,
+    n_probes: int,
+    generator: torch.Generator | None = None,
+    answering: Tensor | None = None,
+) -> Rows:
     """Rows of a batch from the number of each token's conversation (B, T), -1 for padding.
 
-    Conversations must begin at multiples of g.block. Probes are drawn from the generator.
+    Conversations must begin at multiples of g.block. Probes are drawn from the generator: with `answering` (B, T) bool
+    every second one from these tokens, as far as a row has them, since there the indexer's choice decides the answer.
     """
     t, device = segment.shape[1], segment.device
     at = torch.arange(t, device=device)
@@ -154,6 +163,9 @@ def rows_of(segment: Tensor, g: Geometry, n_probes: int, generator: torch.Genera
     rate = torch.arange(0, g.rope_dims, 2, device=device, dtype=torch.float64) / g.rope_dims
     angle = position[..., None] * g.rope_base**-rate
     probes = torch.randint(0, t, (len(segment), n_probes), device=device, generator=generator)
+    if answering is not None:
+        draw = torch.rand(segment.shape, device=device, generator=generator) + answering
+        probes = torch.cat([probes[:, : n_probes // 2], draw.topk(n_probes - n_probes // 2, -1).indices], 1)
     return Rows(position, visible, angle.cos().float(), angle.sin().float(), probes, segment >= 0)
 
 
@@ -163,7 +175,7 @@ class _Rounded(torch.autograd.Function):
         blocks = w.reshape(-1, 32)
         most = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
         scale = most / -8
-        inverse = torch.where(scale == 0, 0.0, 1 / scale)
+        inverse = torch.where(scale.abs() < torch.finfo(w.dtype).tiny, 0.0, 1 / scale)
         codes = (blocks * inverse + 8.5).trunc().clamp(0, 15) - 8
         return (codes * scale.half().to(w.dtype)).reshape(w.shape)
 
@@ -175,6 +187,13 @@ class _Rounded(torch.autograd.Function):
 def round_q4_0(w: Tensor) -> Tensor:
     """The values that a Q4_0 block holds for these; the gradient is passed as it is."""
     return _Rounded.apply(w)
+
+
+def together(f: Callable[[Tensor], Tensor], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """f of every tensor, one after the other in one array: one call, where each would cost a dozen launches."""
+    flat = f(torch.cat([w.reshape(-1) for w in tensors.values()]))
+    parts = flat.split([w.numel() for w in tensors.values()])
+    return {name: part.view_as(w) for (name, w), part in zip(tensors.items(), parts, strict=True)}
 
 
 OUTPUTS = ("attn_output", "ssm_out", "ffn_down_exps", "ffn_down_shexp", "ple_value")

@@ -1,4 +1,4 @@
-"""Muon for the matrices inside the layers: momentum whose singular values are pushed to 1.
+"""Muon for the matrices inside the layers: momentum whose singular values are pushed to 1; gradients kept in bounds.
 
 Which    matrices of blocks and mixers; AdamW has embeddings, head, n-gram table, norms, convolutions and narrow gates
 Scale    an update has the size of AdamW's (0.2 sqrt(longer side)), so that one rate and one decay serve both
@@ -8,7 +8,7 @@ Cost     matrices of one shape are updated as one batch; a few ms a step for the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,11 @@ from torch import Tensor
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 STEPS = 5
+MOST = 1.0
+"""The largest norm of all gradients together,"""
+SPIKE = 3.0
+"""and the largest in units of the usual one."""
+USUAL_STEPS = 50
 
 
 def orthogonal(m: Tensor) -> Tensor:
@@ -62,3 +67,29 @@ class Muon(torch.optim.Optimizer):
         parts = [u.reshape(p.shape) for u, p in zip(updates.split(counts), params, strict=True)]
         torch._foreach_mul_(params, 1 - lr * decay)
         torch._foreach_add_(params, parts, alpha=-lr * 0.2 * max(rows, cols) ** 0.5)
+
+
+class Clip:
+    """Scales all gradients together to a norm of at most MOST and SPIKE times the usual one, and makes them zero when
+    it is no number: one bad batch costs a step and not the training.
+
+    usual, bad: scalars on the device, the running mean of the norms and how many were no numbers; the host waits for
+    nothing
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.usual = torch.full((), MOST, device=device)
+        self.bad = torch.zeros((), dtype=torch.int64, device=device)
+
+    @torch.no_grad()
+    def __call__(self, params: Sequence[Tensor]) -> None:
+        """The gradients become parts of one array."""
+        held = [(p, p.grad) for p in params if p.grad is not None]
+        flat = torch.cat([grad.reshape(-1) for _, grad in held])
+        norm = torch.linalg.vector_norm(flat)
+        good, most = torch.isfinite(norm), (SPIKE * self.usual).clamp_max(MOST)
+        flat = torch.where(good, flat * (most / (norm + 1e-6)).clamp_max(1.0), 0.0)
+        moved = self.usual.lerp(torch.minimum(norm, most), 1 / USUAL_STEPS)
+        self.usual, self.bad = torch.where(good, moved, self.usual), self.bad + ~good
+        for (p, _), part in zip(held, flat.split([p.numel() for p, _ in held]), strict=True):
+            p.grad = part.view_as(p)

@@ -2,8 +2,9 @@
 
 Tokens   256 byte letters, one for each merge, then Qwen's control and added tokens; N_TOKENS in all
 Words    cut by the pattern of the "qwen35" pre-tokenizer: every digit is a token of its own
-Again    `python -m strata.bench.demo_pack.tokenizer` trains it from SEED and writes merges.txt; the same text gives the
-         same merges
+Kept     merges.txt belongs to the trained weights, also when what is learned has changed since
+Again    `python -m strata.bench.demo_pack.tokenizer` trains it from SEED and writes merges.txt, for weights that begin
+         anew; the same text gives the same merges
 """
 
 from __future__ import annotations

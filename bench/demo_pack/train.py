@@ -1,11 +1,14 @@
 """Train the demo pack: a leg of some minutes on one card, then a checkpoint, then the next leg.
 
     python -m strata.bench.demo_pack.train --minutes 9 --total-minutes 25 --out CKPT [--resume CKPT] [--exact FOLDER]
-        [--seed 1] [--tokens 65536] [--workers 12] [--device cuda] [--no-compile] [--smoke]
+        [--again] [--rate 4e-3] [--round-from 0.7] [--seed 1] [--tokens 65536] [--workers 12] [--device cuda]
+        [--no-compile] [--smoke]
 
-Schedule  follows the minutes that all legs have spent, compiling included: warm-up, then a cosine to LAST of the rate;
-          from SPARSE_FROM on attention keeps to the indexer's choice; from ROUND_FROM on the weights of the 4-bit file
-          are rounded as it rounds them
+Schedule  follows the minutes that all legs of a course have spent, compiling included: warm-up, then a cosine to LAST
+          of the rate; from SPARSE_FROM on attention keeps to the indexer's choice; from --round-from on the weights of
+          the 4-bit file are rounded as it rounds them
+Courses   --again begins another one where the checkpoint is: the schedule starts anew and ends at --total-minutes,
+          attention is sparse from the start
 Resuming  from --exact (a folder that stays on the machine): weights, moments and the next batch, exactly. From --resume
           (shards under 16 MiB): weights rounded to bfloat16, moments from zero, so the rate is warmed up once more; the
           schedule, the seed and the next batch are exact
@@ -20,7 +23,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -34,8 +37,8 @@ from strata.bench.demo_pack.data.mixture import TASKS
 from strata.bench.demo_pack.data.stream import Batch, MixedStream
 from strata.bench.demo_pack.feed import Feed, Source
 from strata.bench.demo_pack.model import DemoModel, Output, rows_of
-from strata.bench.demo_pack.objective import Judged, Losses, Objective, Tokens, judge
-from strata.bench.demo_pack.optim import Muon
+from strata.bench.demo_pack.objective import Judged, Losses, Objective, Tokens, ahead, judge
+from strata.bench.demo_pack.optim import Clip, Muon
 
 LENGTHS = ((1024, 0.7), (4608, 0.3))
 """Two lengths only: each is compiled on its own."""
@@ -79,33 +82,28 @@ def optimizers(model: DemoModel) -> list[torch.optim.Optimizer]:
     return [Muon(matrices, RATE, weight_decay=WEIGHT_DECAY), adam]
 
 
-def clip(params: Sequence[torch.Tensor], most: float) -> torch.Tensor:
-    """Scales all gradients together to a norm of at most `most`; makes them zero when it is no number, so that one bad
-    batch costs a step and not the training. Returns 1 then, else 0, on the device: the host waits for nothing."""
-    grads = [p.grad for p in params if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(grads)
-    bad = ~torch.isfinite(norm)
-    scale = torch.clamp(most / (norm + 1e-6), max=1.0)
-    for g in grads:
-        g.copy_(torch.where(bad, torch.zeros_like(g), g * scale))
-    return bad.long()
-
-
 class Training:
-    """Model, optimisers and where they are. `seconds`: spent by all legs; `step`: also the index of the next batch."""
+    """Model, optimisers and where they are. `seconds`: spent by all legs; `course`: of these before the present course;
+    `step`: also the index of the next batch."""
 
     def __init__(
-        self, geometry: Geometry, seed: int, device: str, compiled: Callable[[Any], Any], rate: float = RATE
+        self,
+        geometry: Geometry,
+        seed: int,
+        device: str,
+        compiled: Callable[[Any], Any],
+        rate: float = RATE,
+        round_from: float = ROUND_FROM,
     ) -> None:
         self.geometry, self.seed, self.device, self.rate = geometry, seed, torch.device(device), rate
+        self.round_from = round_from
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.model = DemoModel(geometry, seed, compiled).to(self.device)
         self.objective = Objective(compiled)
         self.optimizers = optimizers(self.model)
         self.probes = torch.Generator(self.device).manual_seed(seed)
-        self.step, self.seconds, self.tokens, self.warm_step = 0, 0.0, 0, 0
-        self.skipped = torch.zeros((), dtype=torch.int64, device=self.device)
-        """Steps of this leg whose gradients were no numbers."""
+        self.clip = Clip(self.device)
+        self.step, self.seconds, self.course, self.tokens, self.warm_step = 0, 0.0, 0.0, 0, 0
         self.pages: list[dict[str, Any]] = []
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -116,21 +114,27 @@ class Training:
         self._place(checkpoint.state)
 
     def load_exact(self, path: Path) -> None:
-        held = torch.load(path, map_location=self.device, weights_only=True)
+        """Everything as save_exact wrote it. Raises ValueError for weights or moments that are no numbers."""
+        held = torch.load(path, map_location="cpu", weights_only=True)
+        moments = [x for state in held["optimizers"] for of in state["state"].values() for x in of.values()]
+        if not all(bool(x.isfinite().all()) for x in (*held["model"].values(), *moments)):
+            raise ValueError(f"{path} holds weights or moments that are no numbers: go on from --resume")
         self.model.load_state_dict(held["model"])
         for optimizer, state in zip(self.optimizers, held["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self._place(held["state"])
-        self.probes.set_state(held["probes"].cpu())
+        self.probes.set_state(held["probes"])
+        self.clip.usual.copy_(held["usual"])
         self.warm_step = held["warm_step"]
 
     def _place(self, state: dict[str, Any]) -> None:
         if state["seed"] != self.seed:
             raise ValueError(f"the checkpoint was trained with --seed {state['seed']}, not {self.seed}")
         self.step, self.seconds, self.tokens, self.pages = (state[k] for k in ("step", "seconds", "tokens", "pages"))
+        self.course = state.get("course", 0.0)
 
     def state(self) -> dict[str, Any]:
-        return {k: getattr(self, k) for k in ("seed", "step", "seconds", "tokens", "pages")}
+        return {k: getattr(self, k) for k in ("seed", "step", "seconds", "course", "tokens", "pages")}
 
     def checkpoint(self) -> Checkpoint:
         weights = {name: p.detach().float().cpu().numpy() for name, p in self.model.tensors().items()}
@@ -140,7 +144,8 @@ class Training:
         path.parent.mkdir(parents=True, exist_ok=True)
         optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         held = {"model": self.model.state_dict(), "optimizers": optimizers, "probes": self.probes.get_state()}
-        torch.save({**held, "state": self.state(), "warm_step": self.warm_step}, path)
+        more = {"state": self.state(), "warm_step": self.warm_step, "usual": self.clip.usual}
+        torch.save(held | more, path)
 
     def on_device(self, batch: Batch) -> Tokens:
         task = torch.from_numpy(batch.task).long().clamp_max(len(TASKS))
@@ -155,8 +160,8 @@ class Training:
         return Tokens(*arrays)
 
     def forward(self, tokens: Tokens, progress: float) -> Output:
-        rows = rows_of(tokens.segment, self.geometry, PROBES, self.probes)
-        sparse, rounded = progress >= SPARSE_FROM, progress >= ROUND_FROM
+        rows = rows_of(tokens.segment, self.geometry, PROBES, self.probes, ahead(tokens.mask, 1, False))
+        sparse, rounded = progress >= SPARSE_FROM or self.course > 0, progress >= self.round_from
         out: Output = self.model(tokens.ids, rows, sparse=sparse, dtype=self.dtype, rounded=rounded)
         return out
 
@@ -169,7 +174,7 @@ class Training:
         tokens = self.on_device(batch)
         losses = self.objective(self.forward(tokens, progress), tokens)
         losses.total.backward()
-        self.skipped += clip(list(self.model.parameters()), 1.0)
+        self.clip(list(self.model.parameters()))
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -189,10 +194,11 @@ class Training:
 
 
 class Clock:
-    """Where a leg is. `seconds`: of it, `total` of all legs, `before` those of the legs before."""
+    """Where a leg is. `seconds`: of it, `total` of all legs, `before` those of the legs before, `course` those of the
+    courses before."""
 
-    def __init__(self, before: float, seconds: float, total: float) -> None:
-        self.before, self.total, self.begun = before, total, time.monotonic()
+    def __init__(self, before: float, seconds: float, total: float, course: float = 0.0) -> None:
+        self.before, self.total, self.course, self.begun = before, total, course, time.monotonic()
         self.end = min(seconds, total - before)
 
     @property
@@ -201,7 +207,7 @@ class Clock:
 
     @property
     def progress(self) -> float:
-        return (self.before + self.spent) / self.total
+        return (self.before + self.spent - self.course) / (self.total - self.course)
 
 
 def leg(training: Training, feed: Iterator[Batch], clock: Clock, n_steps: int | None, log: Log) -> None:
@@ -250,7 +256,8 @@ class Log:
             "step": training.step,
             "seconds": round(clock.before + clock.spent, 1),
             "progress": round(clock.progress, 4),
-            "skipped": int(training.skipped),
+            "skipped": int(training.clip.bad),
+            "norm": round(float(training.clip.usual), 4),
         }
         line |= {name: round(x, 4) for name, x in figures.items()}
         speed = (tokens - before) / (now - seconds) if before else 0.0
@@ -273,8 +280,15 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     arguments.add_argument(
         "--exact", type=Path, help="folder for exact resuming; used before --resume when it holds a leg"
     )
+    arguments.add_argument("--again", action="store_true", help="begin another course with this leg")
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--rate", type=float, default=RATE, help="learning rate after the warm-up")
+    arguments.add_argument(
+        "--round-from",
+        type=float,
+        default=ROUND_FROM,
+        help="share of the course from which weights are rounded to 4 bits",
+    )
     arguments.add_argument("--tokens", type=int, default=65_536, help="of a step")
     arguments.add_argument("--workers", type=int, default=12, help="processes that make batches; 0: none")
     arguments.add_argument("--device", default="cuda")
@@ -288,11 +302,17 @@ def begin(given: argparse.Namespace) -> Training:
     torch.set_float32_matmul_precision("high")
     torch._dynamo.config.cache_size_limit = COMPILED_KINDS
     compiled = (lambda f: f) if given.no_compile else partial(torch.compile, dynamic=False)
-    training = Training(SMOKE if given.smoke else Geometry(), given.seed, given.device, compiled, given.rate)
+    geometry = SMOKE if given.smoke else Geometry()
+    training = Training(geometry, given.seed, given.device, compiled, given.rate, given.round_from)
     if given.exact and (given.exact / EXACT).exists():
         training.load_exact(given.exact / EXACT)
     elif given.resume:
         training.load(Checkpoint.load(given.resume))
+    if given.again:
+        training.course = training.seconds
+    spent, total = training.seconds / 60, given.total_minutes
+    if spent >= total:
+        raise ValueError(f"the legs before took {spent:.1f} minutes, --total-minutes {total:g} leaves none")
     return training
 
 
@@ -316,10 +336,11 @@ def main(words: list[str] | None = None) -> None:
         Feed(held_out, *cut, 0, min(given.workers, JUDGED_BATCHES)) as tests,
     ):
         training = begin(given)
-        clock = Clock(training.seconds, 60 * given.minutes, 60 * given.total_minutes)
+        clock = Clock(training.seconds, 60 * given.minutes, 60 * given.total_minutes, training.course)
         clock.begun = begun
         log = Log()
         leg(training, feed, clock, given.steps, log)
+        training.checkpoint().save(given.out)  # before anything else can fail
         judged = training.judged(islice(tests, JUDGED_BATCHES), clock.progress)
     for task, figures in judged.items():
         print(f"  {task:12s} " + " ".join(f"{name} {x:.3g}" for name, x in figures.items()))

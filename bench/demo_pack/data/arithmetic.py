@@ -1,7 +1,9 @@
 """Sums, differences, products and quotients with every step written out, and small stories that ask for one.
 
 Steps    a product is split at the tens of its second number, a sum or difference is written by columns from the right,
-         so that each step is one that a small model knows by heart
+         a quotient names the multiple it takes away and what is left, so that each step is one that a small model knows
+         by heart. Without thinking they stand in the answer
+Sizes    "arithmetic" has numbers up to 99 (a quotient's divisor and result), "larger" one of three digits
 """
 
 from __future__ import annotations
@@ -110,7 +112,11 @@ def _single_product(a: int, digit: int) -> str:
     if len(parts) < 2:
         return f"{a} * {digit} = {a * digit}"
     each = ", ".join(f"{x} * {d} = {x * d}" for x, d in parts)
-    return f"{a} * {digit}: {each}. {' + '.join(str(x * d) for x, d in parts)} = {a * digit}"
+    total, sums = parts[0][0] * digit, []
+    for x, d in parts[1:]:
+        sums.append(f"{total} + {x * d} = {total + x * d}")
+        total += x * d
+    return f"{a} * {digit}: {each}. {', '.join(sums)}"
 
 
 def product_steps(a: int, b: int) -> str:
@@ -125,13 +131,19 @@ def product_steps(a: int, b: int) -> str:
 
 
 def quotient_steps(a: int, b: int) -> str:
-    """a / b digit by digit from the left, without a rest at the end."""
-    lines, rest = [], 0
-    for letter in str(a):
-        part = rest * 10 + int(letter)
-        lines.append(f"{part} / {b} = {part // b} rest {part % b}")
-        rest = part % b
-    return "\n".join([f"{a} / {b} from the left.", *lines, f"So {a} / {b} = {a // b}."])
+    """a / b digit by digit from the left, without a rest at the end; of a divisor above 9 the multiples come first."""
+    lines, text = [], str(a)
+    if b > 9:
+        lines.append(", ".join(f"{i} * {b} = {i * b}" for i in range(1, 10)))
+    at = next((n for n in range(1, len(text)) if int(text[:n]) >= b), len(text))
+    part = int(text[:at])
+    while True:
+        digit, left = part // b, text[at:]
+        taken = f"{part}: {digit} * {b} = {digit * b}, {part} - {digit * b} = {part - digit * b}"
+        lines.append(f"{taken}, left {left}" if left else taken)
+        if not left:
+            return "\n".join([f"{a} / {b} from the left.", *lines, f"So {a} / {b} = {a // b}."])
+        part, at = 10 * (part - digit * b) + int(left[0]), at + 1
 
 
 STEPS: dict[str, Callable[[int, int], str]] = {
@@ -156,15 +168,25 @@ def key_of(op: str, a: int, b: int) -> str:
     return f"{op} {low} {high}"
 
 
-def draw_numbers(rng: Random, op: str) -> tuple[int, int]:
-    """Mostly two digits; beside them one and three."""
-    two = rng.random() < 0.75
+def up_to_two_digits(rng: Random, op: str) -> tuple[int, int]:
+    """Mostly two digits each; a quotient's divisor (up to 20) and result."""
     if op == "div":
         b = rng.randint(2, 9) if rng.random() < 0.7 else rng.randint(10, 20)
-        return b * rng.randint(2, 99 if two else 140), b
-    if two:
+        return b * rng.randint(2, 99), b
+    if rng.random() < 0.85:
         return rng.randint(10, 99), rng.randint(10, 99)
-    a, b = rng.randint(0, rng.choice((9, 999))), rng.randint(0, rng.choice((9, 20, 99 if op == "mul" else 999)))
+    a, b = rng.randint(0, rng.choice((9, 99))), rng.randint(0, rng.choice((9, 20)))
+    if op == "sub":
+        return max(a, b), min(a, b)
+    return (a, b) if rng.random() < 0.5 else (b, a)
+
+
+def with_three_digits(rng: Random, op: str) -> tuple[int, int]:
+    """One number, or a quotient's result, of three digits."""
+    if op == "div":
+        b = rng.randint(2, 9) if rng.random() < 0.8 else rng.randint(10, 20)
+        return b * rng.randint(100, 300), b
+    a, b = rng.randint(100, 999), rng.randint(0, rng.choice((9, 99, 99 if op == "mul" else 999)))
     if op == "sub":
         return max(a, b), min(a, b)
     return (a, b) if rng.random() < 0.5 else (b, a)
@@ -211,9 +233,18 @@ def _story(rng: Random, op: str, a: int, b: int) -> tuple[str, str]:
 
 
 def arithmetic(rng: Random, size: int) -> Sample:
-    """One problem of two numbers; task "arithmetic"."""
-    op = rng.choices(("add", "sub", "mul", "div"), (25, 22, 40, 13))[0]
-    a, b = draw_numbers(rng, op)
+    """One problem of two numbers up to 99; task "arithmetic"."""
+    op = rng.choices(("add", "sub", "mul", "div"), (22, 20, 36, 22))[0]
+    return _problem(rng, "arithmetic", op, *up_to_two_digits(rng, op))
+
+
+def larger(rng: Random, size: int) -> Sample:
+    """One problem with a number of three digits; task "larger"."""
+    op = rng.choices(("add", "sub", "mul", "div"), (25, 25, 30, 20))[0]
+    return _problem(rng, "larger", op, *with_three_digits(rng, op))
+
+
+def _problem(rng: Random, task: str, op: str, a: int, b: int) -> Sample:
     result = result_of(op, a, b)
     is_story = rng.random() < 0.2 and not (op == "sub" and a < b)
     if is_story:
@@ -225,15 +256,13 @@ def arithmetic(rng: Random, size: int) -> Sample:
         said = expression if rng.random() < 0.4 else f"{a} {rng.choice(SIGNS[op])} {b}"
         answer = rng.choice(SAY).format(said[0].upper() + said[1:], result)
     thinking = rng.random() < 0.8
-    plain = f"{a} {SIGNS[op][0]} {b}"
     reasoning = steps_of(op, a, b)
     if thinking:
-        last = assistant(answer, f"{'This asks for' if is_story else 'I need'} {plain}.\n{reasoning}")
-    elif op in ("mul", "div") and max(a, b) > 9:
-        last = assistant(f"{reasoning}\n{answer}")
+        asked = "This asks for" if is_story else "I need"
+        last = assistant(answer, f"{asked} {a} {SIGNS[op][0]} {b}.\n{reasoning}")
     else:
-        last = assistant(answer)
-    return Sample("arithmetic", key_of(op, a, b), [user(question), last], Number(result), thinking=thinking)
+        last = assistant(f"{reasoning}\n{answer}")
+    return Sample(task, key_of(op, a, b), [user(question), last], Number(result), thinking=thinking)
 
 
 def chain(rng: Random, size: int) -> Sample:

@@ -1,7 +1,8 @@
 """Records in a list, and a question about a field of one; a sentence with a secret in a long text.
 
 Sizes    a record has 8 to 30 tokens, a list as many records as the size asks for, up to the whole context
-Turns    several questions about one list in one conversation, so that a long list teaches more than one answer
+Turns    several questions about one list in one conversation, so that a long list teaches more than one answer; those
+         before the last are answered without thinking
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ INTRO = (
     "Look at these {t}.\n{l}\n{q}",
     "Use this list to answer: {q}\n\n{l}", "I have the following {t}:\n{l}\n\nQuestion: {q}", "Records:\n{l}\n\n{q}",
 )  # fmt: skip
+TURNS = (1, 1, 1, 2, 4, 8, 12)
+TURN_TOKENS = 35
+"""Of a further question and its answer."""
 SAY = ("{v}", "{v}", "The {f} of {k} is {v}.", "The {f} of {k} is {v}.", "{k}: {v}", "It is {v}.", "{v}.")
 
 
@@ -103,14 +107,14 @@ def _called(rng: Random, records: list[Record], key: str) -> str:
 
 
 def lookup(rng: Random, size: int) -> Sample:
-    """One to six questions about one list; the last one is judged. Task "lookup"."""
+    """One to twelve questions about one list; the last one is judged. Task "lookup"."""
     kind = made_kind(rng) if rng.random() < 0.35 else KINDS[rng.choice(list(KINDS))]
     style = _style(rng, kind)
-    records = _records(rng, kind, style, size - 60)
+    n_questions = min(rng.choice(TURNS), 1 + size // 100)
+    records = _records(rng, kind, style, size - 60 - TURN_TOKENS * (n_questions - 1))
     body = [_line(style, record) for record in records]
     lines = _head(style, records[0]) + body
     thinking = rng.random() < 0.45
-    n_questions = rng.choice((1, 1, 2) if thinking else (1, 2, 4, 6))
     messages = []
     for number in range(n_questions):
         record = rng.choice(records)
@@ -120,7 +124,8 @@ def lookup(rng: Random, size: int) -> Sample:
         question = _question(rng, kind, field, called)
         text = rng.choice(INTRO).format(t=kind.title, l="\n".join(lines), q=question) if number == 0 else question
         answer = rng.choice(SAY).format(v=record[field], f=field, k=called)
-        messages += [user(text), assistant(answer, _reasoning(rng, style, record, field, called) if thinking else None)]
+        thinks = thinking and number == n_questions - 1
+        messages += [user(text), assistant(answer, _reasoning(rng, style, record, field, called) if thinks else None)]
     others = tuple(v for f, v in record.items() if f != field and v != key and v not in answer)
     problem = "\n".join(body) + f"\n{key} {field}"
     return Sample("lookup", f"lookup {problem}", messages, Value(record[field], others), thinking=thinking)

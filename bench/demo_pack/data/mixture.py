@@ -10,7 +10,7 @@ from __future__ import annotations
 from random import Random
 
 from strata.bench.demo_pack.data.about import about
-from strata.bench.demo_pack.data.arithmetic import arithmetic, chain
+from strata.bench.demo_pack.data.arithmetic import arithmetic, chain, larger
 from strata.bench.demo_pack.data.lists import copy, count, sort
 from strata.bench.demo_pack.data.lookup import lookup, needle
 from strata.bench.demo_pack.data.prose import story
@@ -22,17 +22,18 @@ from strata.bench.demo_pack.data.tools import tool_call, tool_result, tool_unuse
 Weighted = dict[str, tuple[Generator, float]]
 
 SHORT: Weighted = {
-    "arithmetic": (arithmetic, 30), "chain": (chain, 4), "sort": (sort, 9), "count": (count, 10), "tools": (tool_call,
-    17),
-    "results": (tool_result, 6), "no_tool": (tool_unused, 3), "story": (story, 6), "about": (about, 8),
-    "talk": (small_talk, 7),
+    "arithmetic": (arithmetic, 32), "larger": (larger, 8), "chain": (chain, 4), "sort": (sort, 10),
+    "count": (count, 10), "tools": (tool_call, 16), "results": (tool_result, 5), "no_tool": (tool_unused, 3),
+    "story": (story, 4), "about": (about, 7), "talk": (small_talk, 6),
 }  # fmt: skip
-SIZED: Weighted = {"lookup": (lookup, 55), "needle": (needle, 12), "copy": (copy, 18), "json": (as_json, 15)}
-LONG: Weighted = {"lookup": (lookup, 75), "needle": (needle, 25)}
+SIZED: Weighted = {"lookup": (lookup, 58), "needle": (needle, 12), "copy": (copy, 15), "json": (as_json, 15)}
+LONG: Weighted = {"lookup": (lookup, 80), "needle": (needle, 20)}
 GENERATORS: dict[str, Generator] = {name: make for name, (make, _) in (SHORT | SIZED).items()}
 TASKS = tuple(GENERATORS)
 
-SCORED = ("arithmetic", "chain", "lookup", "needle", "copy", "sort", "count", "json", "tools", "results", "about")
+SCORED = (
+    "arithmetic", "larger", "chain", "lookup", "needle", "copy", "sort", "count", "json", "tools", "results", "about",
+)  # fmt: skip
 """Tasks whose answers can be checked."""
 
 LONG_TOKENS = 900

@@ -80,8 +80,18 @@ def test_every_step_that_is_written_out_is_right(op: str, a: int, b: int) -> Non
 @given(st.integers(2, 20), st.integers(1, 200))
 def test_every_quotient_comes_out_without_a_rest(b: int, quotient: int) -> None:
     steps = arithmetic.quotient_steps(b * quotient, b)
-    digits = re.findall(r"= (\d) rest (\d+)", steps)
+    digits = re.findall(r"^\d+: (\d) \* .* = (\d+)(?:, left \d+)?$", steps, re.MULTILINE)
     assert int("".join(d for d, _ in digits)) == quotient and digits[-1][1] == "0"
+    for left, right in EQUATION.findall(steps):
+        assert "/" in left or eval(left) == int(right), steps
+
+
+@pytest.mark.parametrize("task", ["arithmetic", "larger"])
+def test_the_size_of_the_numbers_is_that_of_the_task(task: str) -> None:
+    for seed in range(500):
+        op, a, b = GENERATORS[task](Random(seed), 0).key.split()
+        sizes = (int(a) // int(b), int(b)) if op == "div" else (int(a), int(b))
+        assert (max(sizes) > 99) is (task == "larger")
 
 
 def test_calls_fit_the_schema_that_is_shown() -> None:

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: only trai
 from strata.bench.demo_pack.config import SMOKE, Geometry  # noqa: E402
 from strata.bench.demo_pack.delta import RESET, delta_rule, unit_lower_inverse  # noqa: E402
 from strata.bench.demo_pack.export import as_in_training, read  # noqa: E402
-from strata.bench.demo_pack.layers import grouped  # noqa: E402
-from strata.bench.demo_pack.model import DemoModel, round_q4_0, rows_of  # noqa: E402
+from strata.bench.demo_pack.layers import _OfUsed, grouped  # noqa: E402
+from strata.bench.demo_pack.model import DemoModel, round_q4_0, rows_of, together  # noqa: E402
 from strata.bench.demo_pack.optim import orthogonal  # noqa: E402
 
 TINY = Geometry(
@@ -113,6 +113,26 @@ def test_grouped_products_in_bfloat16_are_those_expert_by_expert():
     assert (fast - slow).abs().max() < 0.03 * slow.abs().max()
 
 
+def test_an_expert_without_a_row_learns_nothing():
+    generator = torch.Generator().manual_seed(0)
+    x, w = torch.randn(64, 32, generator=generator), torch.randn(4, 48, 32, generator=generator).requires_grad_()
+    held = _OfUsed.apply(w, torch.tensor([0, 20, 20, 64], dtype=torch.int32))
+    (gradient,) = torch.autograd.grad(held, w, torch.full_like(w, torch.nan))
+    assert [bool(of.isnan().all()) for of in gradient] == [False, True, False, True]
+    assert not gradient[[0, 2]].any()
+    grouped(x, w, torch.tensor([0, 20, 20, 64], dtype=torch.int32)).sum().backward()
+    assert not w.grad[[0, 2]].any() and w.grad[1].any() and w.grad[3].any()
+
+
+def test_every_second_probe_is_where_an_answer_is_given():
+    segment = torch.zeros(2, 64, dtype=torch.int32)
+    answering = torch.zeros(2, 64, dtype=torch.bool)
+    answering[0, 40:60] = answering[1, 10:13] = True
+    probes = rows_of(segment, SMOKE, 16, torch.Generator().manual_seed(0), answering).probes
+    assert probes.shape == (2, 16)
+    assert answering[0, probes[0, 8:]].all() and answering[1, probes[1, 8:]].sum() == 3
+
+
 def test_gradients_do_not_reach_the_trunk_through_the_indexer():
     model = DemoModel(SMOKE, seed=3)
     ids = torch.randint(0, 4000, (2, 64), generator=torch.Generator().manual_seed(0))
@@ -129,6 +149,8 @@ def test_rounding_is_that_of_the_file():
     kind = gguf.GGMLQuantizationType.Q4_0
     stored = gguf.quants.dequantize(gguf.quants.quantize(w.numpy(), kind), kind)
     assert np.array_equal(round_q4_0(w).numpy(), stored)
+    found = together(round_q4_0, {"one": w, "two": w[:3]})
+    assert np.array_equal(found["one"].numpy(), stored) and np.array_equal(found["two"].numpy(), stored[:3])
 
 
 def test_orthogonal_updates_have_singular_values_near_one():

@@ -20,6 +20,7 @@ from strata.bench.demo_pack.export import export  # noqa: E402
 from strata.bench.demo_pack.feed import SLACK, Feed, FeedFailed, aligned  # noqa: E402
 from strata.bench.demo_pack.model import Output  # noqa: E402
 from strata.bench.demo_pack.objective import PROMPT_WEIGHT, Objective, Tokens, judge  # noqa: E402
+from strata.bench.demo_pack.optim import MOST, SPIKE, Clip  # noqa: E402
 from strata.engine.device.host import HostDevice  # noqa: E402
 from strata.engine.model import Model, Rows  # noqa: E402
 from strata.engine.pack import open_pack  # noqa: E402
@@ -144,12 +145,25 @@ def test_a_loss_that_is_no_number_ends_the_leg():
 
 def test_a_batch_whose_gradients_are_no_numbers_costs_a_step_and_not_the_training():
     good, bad = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))
+    clip = Clip("cpu")
     good.grad, bad.grad = torch.full((3,), 4.0), torch.tensor([0.0, math.nan])
-    assert train.clip([good, bad], 1.0) == 1
+    clip([good, bad])
     assert not good.grad.any() and not bad.grad.any()
+    assert clip.bad == 1 and clip.usual == MOST
     good.grad, bad.grad = torch.full((3,), 4.0), torch.zeros(2)
-    assert train.clip([good, bad], 1.0) == 0
-    assert good.grad.norm().item() == pytest.approx(1.0)
+    clip([good, bad])
+    assert good.grad.norm().item() == pytest.approx(1.0) and clip.bad == 1
+
+
+def test_a_gradient_far_above_the_usual_one_is_held_down():
+    p, clip = torch.nn.Parameter(torch.ones(4)), Clip("cpu")
+    for _ in range(500):
+        p.grad = torch.full((4,), 0.05)
+        clip([p])
+        assert p.grad.norm().item() == pytest.approx(0.1)
+    p.grad = torch.full((4,), 0.4)
+    clip([p])
+    assert p.grad.norm().item() == pytest.approx(0.1 * SPIKE, rel=0.01)
 
 
 def test_a_loss_that_is_no_number_is_left_out_of_the_line():
@@ -175,6 +189,30 @@ def test_exact_resuming_learns_what_one_run_learns(tmp_path):
         second.learn(batch, 0.4)
     for name, p in whole.model.tensors().items():
         assert torch.equal(second.model.tensors()[name], p), name
+
+
+def test_a_leg_does_not_go_on_from_weights_that_are_no_numbers(tmp_path):
+    first, second = (train.Training(SMOKE, 1, "cpu", lambda f: f) for _ in range(2))
+    next(iter(first.model.tensors().values())).data.view(-1)[5] = math.nan
+    first.save_exact(tmp_path / train.EXACT)
+    with pytest.raises(ValueError, match="--resume"):
+        second.load_exact(tmp_path / train.EXACT)
+
+
+def test_another_course_has_a_schedule_of_its_own(tmp_path):
+    clock = train.Clock(before=800.0, seconds=600.0, total=1400.0, course=800.0)
+    assert clock.progress == pytest.approx(0.0, abs=0.01) and clock.end == 600.0
+    assert train.Clock(before=1100.0, seconds=600.0, total=1400.0, course=800.0).progress == pytest.approx(
+        0.5, abs=0.01
+    )
+    common = ["--smoke", "--device", "cpu", "--no-compile", "--workers", "0", "--tokens", "512", "--steps", "1"]
+    common += ["--minutes", "20", "--out", str(tmp_path)]
+    train.main([*common, "--total-minutes", "20"])
+    train.main([*common, "--total-minutes", "40", "--resume", str(tmp_path), "--again", "--round-from", "0"])
+    state = Checkpoint.load(tmp_path).state
+    assert state["course"] == pytest.approx(state["pages"][0]["seconds"], abs=0.06) and len(state["pages"]) == 2
+    with pytest.raises(ValueError, match=r"--total-minutes 0\.001 leaves none"):
+        train.main([*common, "--total-minutes", "0.001", "--resume", str(tmp_path)])
 
 
 @pytest.mark.gpu
