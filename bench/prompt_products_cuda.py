@@ -48,7 +48,7 @@ SWEPT = DENSE_SHAPES[:5]
 EXPERTS, USED, HIDDEN, INNER, STREAMS, RANK = 512, 10, 2560, 640, 4, 320
 EXPERT_TYPES = ("IQ3_S_CARD", "IQ4_NL_CARD")
 """Of gate and up, of down, as a card keeps them."""
-TRIED = (*CUTS[:6], Cut(64, 4, 8, 2), Cut(64, 4, 4, 3), Cut(64, 2, 8, 3), Cut(64, 2, 4, 3))
+TRIED = (*CUTS[:9], Cut(64, 2, 4, 3), Cut(64, 2, 3, 2))
 CHECKED = 8
 REPEATS = 5
 MODULES = (arguments, compile, mixture, product)

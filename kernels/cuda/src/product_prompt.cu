@@ -164,8 +164,10 @@ DEVICE void fetch_rows(u8* raw, const Work& w, int row_bytes, Place chunk, int p
 // behind a read waits for it.
 DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, int columns, int part) {
     enum {
-        QS = BN * 8 / THREADS, AT_ONCE = THREADS / 8, Q_PART = (QS + PARTS - 1) / PARTS,
-        DS = BN * 4 / THREADS, AT_ONCE_D = THREADS / 4, D_PART = (DS + PARTS - 1) / PARTS
+        AT_ONCE = THREADS / 8, Q_PART = (BN + AT_ONCE * PARTS - 1) / (AT_ONCE * PARTS),
+        AT_ONCE_D = THREADS / 4, D_PART = (BN + AT_ONCE_D * PARTS - 1) / (AT_ONCE_D * PARTS),
+        EVEN = BN % (AT_ONCE * PARTS) == 0, EVEN_D = BN % (AT_ONCE_D * PARTS) == 0,
+        AT_ONCE_S = THREADS / GROUPS
     };
     const u32* source = (const u32*)(shared + AT_SOURCE);
     u8* inputs = shared + AT_INPUTS + buffer * FETCHED;
@@ -175,17 +177,17 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, i
     u32 begin[Q_PART], begin_d[D_PART];
 #pragma unroll
     for (int i = 0; i < Q_PART; i++)
-        if (QS % PARTS == 0 || first + i * AT_ONCE < BN) begin[i] = source[first + i * AT_ONCE];
+        if (EVEN || first + i * AT_ONCE < BN) begin[i] = source[first + i * AT_ONCE];
 #pragma unroll
     for (int i = 0; i < D_PART; i++)
-        if (DS % PARTS == 0 || own + i * AT_ONCE_D < BN) begin_d[i] = source[own + i * AT_ONCE_D] / 32;
+        if (EVEN_D || own + i * AT_ONCE_D < BN) begin_d[i] = source[own + i * AT_ONCE_D] / 32;
     const int most = MODE == DENSE ? (int)BN : columns;
     if (STEP * step + piece < a.cols) {
         const u8* from = a.q + STEP * step + piece;
         u8* to = inputs + first * STEP + (piece ^ (first & 3) << 5);
 #pragma unroll
         for (int i = 0; i < Q_PART; i++)
-            if ((MODE == DENSE && QS % PARTS == 0) || first + i * AT_ONCE < most)
+            if ((MODE == DENSE && EVEN) || first + i * AT_ONCE < most)
                 copy16(to + i * AT_ONCE * STEP, from + begin[i]);
     }
     if (STEP * step + 32 * s < a.cols) {
@@ -193,7 +195,7 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, i
         float* to = (float*)(inputs + INPUTS) + s * LINE_D + own;
 #pragma unroll
         for (int i = 0; i < D_PART; i++)
-            if ((MODE == DENSE && DS % PARTS == 0) || own + i * AT_ONCE_D < most)
+            if ((MODE == DENSE && EVEN_D) || own + i * AT_ONCE_D < most)
                 copy4(to + i * AT_ONCE_D, from + begin_d[i]);
     }
     if (F::OFFSET && part == 0) {
@@ -202,9 +204,9 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, i
             const float* from = a.sums + GROUPS * step + g;
             float* to = (float*)(inputs + SUMS_AT) + g * LINE_D + c;
 #pragma unroll
-            for (int i = 0; i < BN * GROUPS / THREADS; i++)
-                if (MODE == DENSE || c + i * (THREADS / GROUPS) < columns)
-                    copy4(to + i * (THREADS / GROUPS), from + source[c + i * (THREADS / GROUPS)] / F::GROUP);
+            for (int i = 0; i < (BN + AT_ONCE_S - 1) / AT_ONCE_S; i++)
+                if ((MODE == DENSE && BN % AT_ONCE_S == 0) || c + i * AT_ONCE_S < most)
+                    copy4(to + i * AT_ONCE_S, from + source[c + i * AT_ONCE_S] / F::GROUP);
         }
     }
 }
