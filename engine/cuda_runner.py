@@ -170,6 +170,7 @@ class CudaRunner:
                 ),
                 experts=Asked(options.expert_cache, profile, *reserve_of(options), chunk),
             )
+            self._tier = self._new_tier(options, keeping_of(options, profile))
         except DeviceError as error:
             raise Refused(f"--device cuda: {error}") from None
         self.chunk = self._resident.chunk
@@ -179,7 +180,6 @@ class CudaRunner:
         self._model = self._resident.model
         self._windows = self._resident.windows
         self.drafter = self._resident.drafter
-        self._tier = self._new_tier(options, keeping_of(options, profile))
 
     def warm(self) -> None:
         """Capture what every request uses; from then on nothing allocates."""

@@ -64,7 +64,10 @@ class Account:
             raise DeviceError(
                 f"{what} take {shown(n_bytes)} of the card's memory, {shown(free)} are free{limited}; {remedy}"
             )
-        memory = self._source.allocate(max(n_bytes, ALIGNMENT))
+        try:
+            memory = self._source.allocate(max(n_bytes, ALIGNMENT))
+        except DeviceError as error:
+            raise DeviceError(f"{what}: {error}; {remedy}") from None
         self.held += n_bytes
         return memory
 

@@ -87,7 +87,8 @@ class Driver(Protocol):
     def event(self) -> Event: ...
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """The kernels, copies and fills that `work` queues, as a graph; none of them runs now."""
+        """The kernels, copies and fills that `work` queues, as a graph; none of them runs now. Raises DeviceError where
+        the card has no memory for it."""
 
     def precompile(self, work: Callable[[], None]) -> int:
         """Compile the kernels that `work` would launch, of which none runs, several at once. Returns how many were not
@@ -166,7 +167,10 @@ class CupyDriver:
             flags = self._runtime.hostAllocMapped | self._runtime.hostAllocPortable
             memory = self._cp.cuda.PinnedMemory(n_bytes, flags)
         except self._runtime.CUDARuntimeError as error:
-            raise DeviceError(f"{n_bytes / GIB:.2f} GiB of RAM cannot be locked for the card: {error}") from None
+            raise DeviceError(
+                f"{n_bytes / GIB:.2f} GiB of RAM cannot be locked for the card ({error}); free some of it, or allow "
+                "more locked memory"
+            ) from None
         return np.frombuffer(self._cp.cuda.PinnedMemoryPointer(memory, 0), np.uint8, n_bytes)
 
     def mapped(self, host: npt.NDArray[Any]) -> Array:
@@ -210,8 +214,12 @@ class CupyDriver:
             with suppress(self._runtime.CUDARuntimeError):  # the stream must leave capture; the first error counts
                 self._stream.end_capture()
             raise
-        graph = self._stream.end_capture()
-        graph.upload(self._stream)
+        try:
+            graph = self._stream.end_capture()
+            graph.upload(self._stream)
+        except self._runtime.CUDARuntimeError as error:
+            free, _ = self.memory()
+            raise DeviceError(f"the card keeps no graph, {free / GIB:.2f} GiB are free ({error})") from None
         return _CupyGraph(graph, self._stream)
 
     def precompile(self, work: Callable[[], None]) -> int:

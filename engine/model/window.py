@@ -9,7 +9,7 @@
 A layout is what a graph cannot change: numbers of rows, segments and wanted rows, width of the list of ids that the
 penalties look at, and a bound of the positions. Everything else lies in fixed buffers and is read on the device. The
 first use of a layout runs it as it is, which loads its kernels, and captures it; later ones replay the graph. Both give
-the same bits.
+the same bits. A layout that the card has no memory for runs as it is each time.
 
 A window writes the recurrent state beside the one it reads, and keys and values behind those that count. So one, and
 no more, may be started before anybody knows whether it is wanted: it counts when `StatePool.advance` says so.
@@ -29,11 +29,13 @@ import numpy.typing as npt
 
 from strata.engine.device.cuda import CudaDevice, Staging
 from strata.engine.device.driver import Array, Event, Graph
+from strata.engine.log import log
 from strata.engine.model.card_drafter import CardDrafter
 from strata.engine.model.model import Model
 from strata.engine.model.rows import Rows
 from strata.engine.model.tape import Tape
 from strata.engine.state.slots import StatePool
+from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.cuda.sample import MAX_RECENT, SETTINGS, pack
 from strata.kernels.cuda.window import window_next, window_recent
 from strata.kernels.ops import I32, Sampling
@@ -161,13 +163,13 @@ class Windows:
         drafter: CardDrafter | None = None,
     ) -> None:
         self._drafter = drafter
-        self._replays: dict[tuple[int, int, int], Graph] = {}
+        self._replays: dict[tuple[int, int, int], Graph | None] = {}
         self.most_rows = most_rows
         self._model = model
         self._state = state
         self._device = device
         self._hows: list[Sampling] = []  # what the settings on the card are
-        self._graphs: dict[Layout, _Captured] = {}
+        self._graphs: dict[Layout, _Captured | None] = {}
         self._tapes: dict[Layout, Tape] = {}
         self._buffers = _Buffers(device, most_rows)
         self._staging = Staging(device.driver, max(array.nbytes for array in self._buffers.all))
@@ -188,7 +190,7 @@ class Windows:
     @property
     def n_graphs(self) -> int:
         """Layouts that have been captured."""
-        return len(self._graphs)
+        return sum(captured is not None for captured in self._graphs.values())
 
     def forget_graphs(self) -> None:
         """Capture every layout again when it is next used. No window may be under way."""
@@ -246,11 +248,13 @@ class Windows:
         def work() -> None:
             tape.replay(begin, n, self._buffers.replayed.reshape(1, 3), self._state)
 
+        graph = self._replays.get(key)
+        if graph is not None:
+            graph.launch()
+            return
+        work()
         if key not in self._replays:
-            work()
-            self._replays[key] = self._device.driver.capture(work)
-        else:
-            self._replays[key].launch()
+            self._replays[key] = self._graph_of(work, "states are taken back")
 
     def eager(self, rows: Rows, wanted: int, recent: int = 0) -> Ticket:
         """`start` without a graph: the slow path that the graphs are compared with."""
@@ -330,14 +334,28 @@ class Windows:
     def _run(self, layout: Layout) -> Ticket:
         if layout not in self._graphs:
             ticket = self._land(layout, self.compute(layout))
-            logits: list[Array | None] = []
-            graph = self._device.driver.capture(lambda: logits.append(self.compute(layout)))
-            self._graphs[layout] = _Captured(graph, logits[0], self._device.taken)
+            self._graphs[layout] = self._captured(layout)
             return ticket
         captured = self._graphs[layout]
+        if captured is None:
+            return self._land(layout, self.compute(layout))
         captured.graph.launch()
         self._device.replayed(captured.taken)
         return self._land(layout, captured.logits)
+
+    def _captured(self, layout: Layout) -> _Captured | None:
+        """The graph of a layout that has just run; None: there is no memory for it."""
+        logits: list[Array | None] = []
+        graph = self._graph_of(lambda: logits.append(self.compute(layout)), f"windows of {layout.rows} rows run")
+        return None if graph is None else _Captured(graph, logits[0], self._device.taken)
+
+    def _graph_of(self, work: Callable[[], None], what: str) -> Graph | None:
+        """Work that has just run, captured; None: there is no memory for it."""
+        try:
+            return self._device.driver.capture(work)
+        except DeviceError as error:
+            log(f"{what} without a graph: {error}; a larger --vram-reserve-mib leaves more")
+            return None
 
     def _land(self, layout: Layout, logits: Array | None) -> Ticket:
         """Bring the ids to the host behind the work."""

@@ -37,11 +37,11 @@ ENGINE = Path(sys.executable).with_name("strata-engine")
 class EngineProcess:
     """A running strata-engine. Lines go in with `send`; outputs come from `next` and `until`."""
 
-    def __init__(self, args: Sequence[str], log: Path, env: dict[str, str]) -> None:
+    def __init__(self, args: Sequence[str], log: Path, env: dict[str, str], program: str = str(ENGINE)) -> None:
         self.log = log
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [str(ENGINE), *args],
+                [program, *args],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -106,12 +106,12 @@ Start = Callable[..., EngineProcess]
 
 @pytest.fixture(scope="session")
 def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """start_engine("--serve", ..., env={}) -> EngineProcess; all are ended with the tests."""
+    """start_engine("--serve", ..., env={}, program=ENGINE) -> EngineProcess; all are ended with the tests."""
     started: list[EngineProcess] = []
     folder = tmp_path_factory.mktemp("engine")
 
-    def start(*args: str, env: dict[str, str] | None = None) -> EngineProcess:
-        started.append(EngineProcess(args, folder / f"{len(started)}.log", env or {}))
+    def start(*args: str, env: dict[str, str] | None = None, program: str = str(ENGINE)) -> EngineProcess:
+        started.append(EngineProcess(args, folder / f"{len(started)}.log", env or {}, program))
         return started[-1]
 
     yield start

@@ -44,7 +44,8 @@ KERNEL void __launch_bounds__(256)
     for (int i = blockIdx.x * 256 + threadIdx.x; i < items; i += gridDim.x * 256) {
         const int t = s.begin + i / heads, head = i % heads;
         const u64 mixed = hashed(tokens, history, before, s, t, head / per_order + 1, eos, multipliers);
-        rows[static_cast<long long>(t) * heads + head] = static_cast<long long>(mixed % sizes[head] + offsets[head]);
+        const u64 size = sizes[head];  // 0 while weights are still coming: passes that only measure must stay in the table
+        rows[static_cast<long long>(t) * heads + head] = static_cast<long long>((size ? mixed % size : 0) + offsets[head]);
     }
     if (gridDim.x > 1) return;
     __syncthreads();
