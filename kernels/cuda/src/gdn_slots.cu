@@ -96,6 +96,22 @@ DEVICE void convolve_tokens(Tokens& tokens, const Work& g) {
     }
 }
 
+// What the block will read as soon as the other projections are there, and what is read behind the delta rule.
+DEVICE void fetch_constants(const Work& g, const float* norm) {
+    constexpr int LINES = D / 32;  // of a head's channels
+    const int lane = threadIdx.x & 31, part = threadIdx.x >> 5;
+    if (part < 3) {
+        const int channel = (part == 0 ? g.head % g.key_heads : part * g.key_heads + (part == 1 ? g.head % g.key_heads : g.head)) * D;
+        for (int i = lane; i < LINES * TAPS; i += 32) fetch_line(g.window.w + static_cast<long long>(channel) * TAPS + 32 * i);
+        for (int i = lane; i < LINES * (TAPS - 1); i += 32)
+            fetch_line(g.window.kept + static_cast<long long>(i / LINES) * g.window.channels + channel + 32 * (i % LINES));
+    } else if (part == 3) {
+        if (WHOLE && lane < LINES) fetch_line(norm + 32 * lane);
+        if (lane == 30) fetch_line(g.w_a + g.head);
+        if (lane == 31) fetch_line(g.w_dt + g.head);
+    }
+}
+
 // The inputs of the block and the weights (V, cols) of its gates. x was written before the kernel that made p.
 struct GateProducts {
     const u8 *b, *a;
@@ -267,15 +283,28 @@ DEVICE void keep_head(const Window& window, float* conv, int head) {
     window.keep(conv, channel, v);
 }
 
-// All that a block has to keep, after it has read its inputs.
-DEVICE void keep_inputs(const Work& g, float* conv, u32* ended) {
-    const Segment& s = g.window.s;
-    const int key_head = g.head % g.key_heads, warp = threadIdx.x >> 5;
-    bool shared = g.head < g.key_heads;
-    if (s.to == s.slot) shared = last_block(ended + blockIdx.z * g.key_heads + key_head, g.value_heads / g.key_heads);
-    if (warp == 0 || warp > (shared ? 3 : 1)) return;
-    keep_head(g.window, conv, warp == 1 ? 2 * g.key_heads + g.head : warp == 2 ? key_head : g.key_heads + key_head);
-}
+// All that a block has to keep, by the warps 1 to 3. In place the inputs of a query and key head move when all its blocks
+// have read them; a block says so when it has, so that the answer is there when its own work is done.
+struct Kept {
+    static constexpr int KEEPERS = 96, ASKS = 32;
+    u32 before;
+
+    DEVICE static bool in_place(const Work& g) { return g.window.s.to == g.window.s.slot; }
+    // After a barrier behind the block's reads.
+    DEVICE void ask(const Work& g, u32* ended) {
+        if (threadIdx.x == ASKS && in_place(g))
+            before = atomicInc(ended + blockIdx.z * g.key_heads + g.head % g.key_heads, g.value_heads / g.key_heads - 1);
+    }
+    DEVICE void keep(const Work& g, float* conv) const {
+        __shared__ bool last;
+        const int key_head = g.head % g.key_heads, warp = threadIdx.x >> 5;
+        if (warp == 0 || warp > KEEPERS / 32) return;
+        if (threadIdx.x == ASKS) last = before == g.value_heads / g.key_heads - 1;
+        threads_meet(1, KEEPERS);
+        if (warp > 1 && !(in_place(g) ? last : g.head < g.key_heads)) return;
+        keep_head(g.window, conv, warp == 1 ? 2 * g.key_heads + g.head : warp == 2 ? key_head : g.key_heads + key_head);
+    }
+};
 
 KERNEL void __launch_bounds__(THREADS, BLOCKS)
     gdn_slots(const float* p, const float* conv_w, float* conv, const float* b, const float* a, const float* w_a,
@@ -302,12 +331,15 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS)
         }
     }
 
-    if (GATES) gates.make(memory.tokens, reinterpret_cast<float*>(memory.keys), seg, head);
-    inputs_ready();
     const int channels = (2 * key_heads + value_heads) * D;
     const Work work = {Window::of(p, conv_w, conv, channels, seg), b, a, w_a, w_dt, key_heads, value_heads, head, column};
+    fetch_constants(work, output.w);
+    if (GATES) gates.make(memory.tokens, reinterpret_cast<float*>(memory.keys), seg, head);
+    inputs_ready();
     convolve_tokens(memory.tokens, work);
     __syncthreads();
+    Kept kept{};
+    if (WHOLE) kept.ask(work, output.ended);
     const float* sums = reinterpret_cast<const float*>(memory.queries);
     const bool first_warp = tid < 32;
     State held;
@@ -326,5 +358,5 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS)
         if (WHOLE && first_warp) output.leave(gate, sums, vector);
         if (!WHOLE && tid < COLUMNS) o[vector * D + column + tid] = fold_groups(sums + tid, COLUMNS);
     }
-    if (WHOLE) keep_inputs(work, conv, output.ended);
+    if (WHOLE) kept.keep(work, conv);
 }

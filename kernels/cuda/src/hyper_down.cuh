@@ -14,10 +14,6 @@ DEVICE void copy_bytes(u8* to, const u8* from, int bytes) {  // 16 at a time, fr
     for (int i = 16 * threadIdx.x; i < shift + bytes; i += 16 * THREADS) copy16(to + i, from - shift + i);
 }
 
-DEVICE void threads_meet(int barrier, int threads) {  // barrier: 1 to 15
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
 // Where 16 bytes of a row's codes or of inputs lie: the halves of 32 columns apart, so that lanes meet in no bank.
 DEVICE uint4* half_span(u8* row, int span, int half) { return (uint4*)(row + half * (COLS / 2)) + span; }
 

@@ -43,11 +43,9 @@ struct Parts {
     DEVICE static float* terms(u8* memory, int r, int span) { return (float*)(memory + TERMS) + r * PITCH + span * SPAN_TERMS; }
 };
 
-// To the second cache, where somebody will read them soon: the lines of 128 bytes from `first` on, every `step`th.
+// The lines of so many floats from `first` on, every `step`th.
 DEVICE void fetch_lines(const float* from, int floats, int first, int step) {
-#if ARCH >= 900
-    for (int i = 32 * first; i < floats; i += 32 * step) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
-#endif
+    for (int i = 32 * first; i < floats; i += 32 * step) fetch_line(from + i);
 }
 
 // The block's rows, which lie packed, to codes and scales in their place. All threads.

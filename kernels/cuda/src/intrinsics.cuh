@@ -39,6 +39,11 @@ DEVICE float float_bits(u32 bits) { return __uint_as_float(bits); }
 
 DEVICE u32 parity(u32 x) { return __popc(x) & 1; }
 
+// The line of this address comes to the second cache.
+DEVICE void expect(const void* p) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
+}
+
 // About so many nanoseconds, which other warps have.
 DEVICE void rest(u32 ns) {
     asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "memory");
@@ -79,6 +84,13 @@ DEVICE float read_early(const float* p) {
 #endif
 }
 
+// The line of 128 bytes to the second cache: it will be read soon.
+DEVICE void fetch_line(const void* p) {
+#if ARCH >= 900
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
 // Whether this is the last of `blocks` to come here, after all its threads; what the others wrote before can then be read
 // past the first cache. `ended`: a word that is 0, and is again afterwards. One thread's fences do for what its block's
 // barriers order before and behind them.
@@ -92,6 +104,11 @@ DEVICE bool last_block(u32* ended, u32 blocks) {
     }
     __syncthreads();
     return before == blocks - 1;
+}
+
+// A barrier for some warps of a block; barrier: 1 to 15.
+DEVICE void threads_meet(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // ----------------------------------------------------------------------------------------------------------- copies
