@@ -283,7 +283,7 @@ class _Part:
             given = window_inputs(self.workspace, x, bank.type)
             common["early"] = int(bool(more.get("early")) and "x" in given)  # a kernel that quantises comes between
             common["older"] = int(self.shared is not None and mode == GATE_UP and "x" in given)
-            row_product.experts(plan, bank.type, mode, out, bank.rows, **given, **common)
+            row_product.experts(plan, bank.type, mode, out, bank.rows, experts=bank.experts, **given, **common)
 
     # ------------------------------------------------------------------------------------------------------ prompts
 

@@ -25,7 +25,7 @@ from strata.kernels.formats import TensorType
 
 ROW: Final = structure(
     ("x", "q", "d", "join", "first", "second", "ids", "weights", "given", "beside"),
-    ("early", "older", "n", "used", "cols", "matrices", "strip", "strip_inverse", "turns", "strip_turns",
+    ("early", "older", "n", "used", "experts", "cols", "matrices", "strip", "strip_inverse", "turns", "strip_turns",
      "strip_turn_inverse", "strips", "regions", "region_inverse", "at_scales", "at_sums", "at_keys", "at_segments",
      "at_arrived", "at_terms", "at_grid", "at_stages", "at_y"),
 )  # fmt: skip

@@ -15,6 +15,7 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE) void product_row(PARAMETER Argument
     Job job(a, shared, barriers);
     const bool picks = job.picks();
     if (picks) {
+        job.expect_picks();
         table_to_shared(shared + a.at_grid);
         if (a.older) prepare_inputs(a, shared, 0);
         if (!a.early) inputs_ready();

@@ -67,6 +67,7 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE)
         __syncthreads();
         picked::join_pairs(a, job.finder.keys, job.finder.y, side.finder.y);
     } else {
+        job.expect_picks();
         if (side.warp == 0) side.finder.find(&side_found);
         else shared_by_all::prepare_inputs(b, side.shared, 1);
         __syncthreads();

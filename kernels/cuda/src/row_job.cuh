@@ -182,6 +182,12 @@ struct Job {
     }
     // Whether the picks say which weights: those of DOWN are older.
     DEVICE bool picks() const { return (MODE == GATE_UP && a.ids) || MODE == PAIRS; }
+    // The addresses of the experts, to the second cache: the weights of a window have driven them out, and a pick would wait
+    // for them. A few blocks do for all.
+    DEVICE void expect_picks() const {
+        const int line = blockIdx.x * 32 * WARPS + threadIdx.x, lines = (a.experts + 15) / 16;
+        if (a.ids && line < HALVES * lines) expect((line < lines ? a.first : a.second) + line % lines * 16);
+    }
     DEVICE u8* stages() const { return shared + a.at_stages + warp * (DEPTH * STAGE); }
 
     // The lanes' tasks are those of the warp's turns from this one on.

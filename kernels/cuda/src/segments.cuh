@@ -31,7 +31,7 @@ struct Arguments {
     const float* beside;  // DOWN: null, or (n, rows): out = fma(sigmoid(join[row]), beside, out) at the end
     int early;            // works beside the kernel before it (intrinsics.cuh)
     int older;            // the inputs are older than the kernel before it, which has made the ids
-    int n, used, cols, matrices;  // cols: for those who look at launches; the kernel is compiled for its number
+    int n, used, experts, cols, matrices;  // cols: for those who look at launches; the kernel is compiled for its number
     int strip, strip_inverse;     // rows of a strip at most; inverses: 2^32 / divisor, rounded up
     int turns;                    // of a full strip of one matrix
     int strip_turns, strip_turn_inverse;  // of a full strip

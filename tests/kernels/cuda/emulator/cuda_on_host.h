@@ -542,6 +542,7 @@ static inline void ptx_mbarrier_try_wait_parity_shared_b64(unsigned& done, unsig
 }
 template <class T> inline void ptx_nothing(T&) {}
 static inline void ptx_nanosleep_u32(unsigned) {}
+static inline void ptx_prefetch_global_L2(const void* p) { (void)*(const volatile char*)p; }
 static inline void ptx_ld_shared_u32(unsigned& value, unsigned address) {
     std::memcpy(&value, emulated::shared_pointer(address), 4);
 }
