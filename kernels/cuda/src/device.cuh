@@ -12,9 +12,10 @@
 // sum * scale, rounded once; `lift` is -MAGIC * scale.
 DEVICE float scaled(int c, float scale, float lift) { return fmaf(__int_as_float(c), scale, lift); }
 
+// Rounded to the power of two by the last bits of MAGIC + n: no conversion, of which a card does few at a time.
 DEVICE float exp_f32(float x) {
     float y = x > 88.3f ? 88.3f : x;
-    float n = rintf(y * 1.44269504f);
+    float shifted = y * 1.44269504f + MAGIC, n = shifted - MAGIC;
     float r = fmaf(-n, 0.693145751953125f, y);
     r = fmaf(-n, 1.42860677e-6f, r);
     float p = 1.9875691500e-4f;
@@ -23,7 +24,7 @@ DEVICE float exp_f32(float x) {
     p = fmaf(p, r, 4.1665795894e-2f);
     p = fmaf(p, r, 1.6666665459e-1f);
     p = fmaf(p, r, 5.0000001201e-1f);
-    float power = __int_as_float(((int)n + 127) << 23);
+    float power = __uint_as_float((__float_as_uint(shifted) << 23) + 0x3F800000u);
     return x < -87.3f ? 0.0f : (fmaf(p, r * r, r) + 1.0f) * power;
 }
 

@@ -101,13 +101,17 @@ struct Stage {
     }
     DEVICE void fetch(To& to) {
         Value* k = &to.k[0][0] + first;
-        const u32* places = quads.places + token;
+        constexpr int HALF = (N + 1) / 2;
 #pragma unroll
-        for (int half = 0; half < N; half += (N + 1) / 2) {
+        for (int half = 0; half < N; half += HALF) {
             if (half * EACH >= left) break;  // mostly what rows share leaves no second half
+            u32 places[HALF];                // all are read before the first copy: a copy after a read waits
 #pragma unroll
-            for (int i = half; i < half + (N + 1) / 2 && i < N; i++)
-                if (i * EACH < left) copy16(k + i * EACH * To::PITCH, at + places[i * EACH] * 16ull);
+            for (int i = 0; i < HALF; i++) places[i] = quads.places[token + min(half + i, N - 1) * EACH];
+#pragma unroll
+            for (int i = 0; i < HALF; i++)
+                if (half + i < N && (half + i) * EACH < left)
+                    copy16(k + (half + i) * EACH * To::PITCH, at + places[i] * 16ull);
         }
         at += SLICE * sizeof(Value);
     }
