@@ -94,6 +94,9 @@ class Device(StateMemory, Protocol):
     def weight(self, w: Weight) -> Weight:
         """A matrix where kernels read it, for good."""
 
+    def matrix(self, w: Weight) -> Weight:
+        """The same for one that only products read: it may be laid out anew, with the same codes and scales."""
+
     def experts(self, layer: int, stacks: Sequence[Weight]) -> Sequence[Weight]:
         """Gate, up and down of a layer's experts, called for one layer after the other."""
 

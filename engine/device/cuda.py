@@ -173,10 +173,11 @@ class CudaDevice:
         return Weight(w.type, w.shape, self._promised(w.data))
 
     def experts(self, layer: int, stacks: Sequence[Weight]) -> Sequence[Weight]:
-        """In the weights' arena, in their card forms if `card_forms`; or where `tiers` puts them."""
-        return [self._formed(w) for w in stacks] if self.tiers is None else self.tiers.bind(layer, stacks)
+        """Like other matrices, or where `tiers` puts them."""
+        return [self.matrix(w) for w in stacks] if self.tiers is None else self.tiers.bind(layer, stacks)
 
-    def _formed(self, w: Weight) -> Weight:
+    def matrix(self, w: Weight) -> Weight:
+        """In its card form, if `card_forms` and there is one."""
         form = card_form(w.type, w.cols) if self.card_forms else None
         if form is None:
             return self.weight(w)

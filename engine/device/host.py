@@ -90,6 +90,9 @@ class HostDevice(HostMemory):
     def weight(self, w: Weight) -> Weight:
         return w
 
+    def matrix(self, w: Weight) -> Weight:
+        return self.weight(w)
+
     def experts(self, layer: int, stacks: Sequence[Weight]) -> Sequence[Weight]:
         return [self.weight(w) for w in stacks]
 

@@ -30,13 +30,13 @@ class Meter(HostDevice):
     """`weights` and `table_bytes`: what was bound; `state`: `zeros` and `mirror` together.
 
     stacks         of the weights, those of the layers' experts · expert_sizes: of an expert's gate, up and down a layer
-    forms          what the card forms of these stacks take more
+    forms          what the card forms of matrices and stacks take more · stack_forms: of the stacks alone
     """
 
     def __init__(self, sides: int) -> None:
         super().__init__("reference")
         self.sides = sides
-        self.weights = self.stacks = self.forms = self.table_bytes = self.state = 0
+        self.weights = self.stacks = self.forms = self.stack_forms = self.table_bytes = self.state = 0
         self.expert_sizes: list[tuple[int, int, int]] = []
 
     def put(self, array: npt.NDArray[Any]) -> Array:
@@ -47,12 +47,16 @@ class Meter(HostDevice):
         self.weights += padded(w.data.nbytes)
         return w
 
+    def matrix(self, w: Weight) -> Weight:
+        self.forms += form_bytes(w)
+        return self.weight(w)
+
     def experts(self, layer: int, stacks: Sequence[Weight]) -> Sequence[Weight]:
         each = [w.data.nbytes // w.experts for w in stacks]
         self.expert_sizes.append((each[0], each[1], each[2]))
         self.stacks += sum(padded(w.data.nbytes) for w in stacks)
-        self.forms += sum(map(form_bytes, stacks))
-        return [self.weight(w) for w in stacks]
+        self.stack_forms += sum(map(form_bytes, stacks))
+        return [self.matrix(w) for w in stacks]
 
     def table(self, w: Weight) -> Weight:
         self.table_bytes += padded(w.data.nbytes)

@@ -80,7 +80,7 @@ def _on_card(figures: Figures, vram: Memory, options: Options, switches: Switche
         )
     forms = _forms(figures, card, left - table - figures.sizes.expert_bytes, switches.forms)
     card = replace(card, free=card.free - forms, free_reading=card.free_reading - forms)
-    lines = [*always, *state, Line("n-gram table", "VRAM", table), Line("forms of experts", "VRAM", forms, _FORMS)]
+    lines = [*always, *state, Line("n-gram table", "VRAM", table), Line("forms of weights", "VRAM", forms, _FORMS)]
     head = Line("output head", "VRAM", figures.sizes.head, _head_note(card))
     lines = [head if line.what == head.what else line for line in lines if line.n_bytes]
     return _with_ram(figures, options, switches, [*lines, *_card_lines(figures, card)], slots, card, table)

@@ -25,6 +25,14 @@ HEAD: Final = "output.weight"
 EXPERTS: Final = ("ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight")
 GATES: Final = ("_inject.weight", "ssm_beta.weight", "ssm_alpha.weight")
 """Matrices of a few rows that are held as float32 (engine/model/weights.py)."""
+PRODUCTS: Final = tuple(
+    f"{name}.weight"
+    for name in (
+        "attn_qkv", "attn_gate", "ssm_out", "attn_q", "attn_k", "attn_v", "indexer.q_proj", "indexer.k_proj",
+        "attn_output", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
+    )
+)  # fmt: skip
+"""Matrices of a layer that only products read."""
 _FLOAT: Final = 4
 
 
@@ -48,7 +56,7 @@ class ModelSizes:
     table      the n-gram table, 0 without one
     experts    per layer: one expert, its three matrices together
     per_layer  experts of a layer
-    forms      what the card forms of all experts take more
+    forms      what the card forms of matrices and experts take more
     """
 
     dense: int
@@ -86,7 +94,7 @@ def model_sizes(spec: ModelSpec, held: Mapping[str, Held]) -> ModelSizes:
     if spec.ple is not None:
         dense += sum(padded(8 * n) for n in (len(spec.ple.multipliers), spec.ple.heads, spec.ple.heads))
     table = padded(held[NGRAM_TABLE].data.size) if spec.ple else 0
-    forms = sum(_form_bytes(held[f"blk.{layer}.{name}"]) for layer in range(spec.layers) for name in EXPERTS)
+    forms = sum(_form_bytes(held[name]) for name in wanted if name.endswith((*EXPERTS, *PRODUCTS)))
     return ModelSizes(dense, padded(held[HEAD].data.size), table, experts, spec.experts, forms)
 
 

@@ -156,12 +156,12 @@ class Resident:
             log(f"n-gram table: {shown(meter.table_bytes)} in {where}")
 
     def _choose_forms(self, meter: Meter, left: int) -> None:
-        """Decide whether experts come in their card forms."""
+        """Decide whether weights come in their card forms."""
         self.device.card_forms = takes_forms(meter.forms, left, card_forms(os.environ))
         if self.device.card_forms and meter.forms:
-            log(f"experts in forms of the card's own: {shown(meter.forms)} more than in the file")
+            log(f"weights in forms of the card's own: {shown(meter.forms)} more than in the file")
             meter.weights += meter.forms
-            self.expert_bytes += meter.forms
+            self.expert_bytes += meter.stack_forms
 
     def _open_tiers(self, tiers: Tiering, tape: int, stream_min: int) -> tuple[Sequence[int], int, float]:
         """Take what experts in two memories need. The chunks to try, what stays free, `share` of `fit`."""

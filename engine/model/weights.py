@@ -53,6 +53,10 @@ class Binder:
     def _weight(self, name: str) -> Weight:
         return self._device.weight(self._file_weight(name))
 
+    def _matrix(self, name: str) -> Weight:
+        """One that only products read."""
+        return self._device.matrix(self._file_weight(name))
+
     def _array(self, name: str) -> F32:
         """Copied: a mapped tensor is read-only and may lie at any address, which compiled kernels do not take."""
         array: F32 = self._put(np.array(self._pack.array(f"{self._prefix}{name}"), np.float32, order="C"))
@@ -93,8 +97,8 @@ class Binder:
     def gdn(self) -> GdnWeights:
         return GdnWeights(
             project=(
-                self._weight("attn_qkv"),
-                self._weight("attn_gate"),
+                self._matrix("attn_qkv"),
+                self._matrix("attn_gate"),
                 self._gate("ssm_beta"),
                 self._gate("ssm_alpha"),
             ),
@@ -104,20 +108,20 @@ class Binder:
                 dt=self._array("ssm_dt.bias"),
                 norm=self._array("ssm_norm.weight"),
             ),
-            out=(self._weight("ssm_out"),),
+            out=(self._matrix("ssm_out"),),
         )
 
     def attention(self) -> AttentionWeights:
         names = ("attn_q", "attn_k", "attn_v", "indexer.q_proj", "indexer.k_proj")
         return AttentionWeights(
-            project=tuple(self._weight(n) for n in names),
+            project=tuple(self._matrix(n) for n in names),
             norms=Norms(
                 q=self._array("attn_q_norm.weight"),
                 k=self._array("attn_k_norm.weight"),
                 index_q=self._array("indexer.q_norm.weight"),
                 index_k=self._array("indexer.k_norm.weight"),
             ),
-            out=(self._weight("attn_output"),),
+            out=(self._matrix("attn_output"),),
         )
 
     def moe(self, layer: int | None = None) -> Moe:
@@ -133,9 +137,9 @@ class Binder:
             up=up,
             down=down,
             shared_router=self._weight("ffn_gate_inp_shexp"),
-            shared_gate=self._weight("ffn_gate_shexp"),
-            shared_up=self._weight("ffn_up_shexp"),
-            shared_down=self._weight("ffn_down_shexp"),
+            shared_gate=self._matrix("ffn_gate_shexp"),
+            shared_up=self._matrix("ffn_up_shexp"),
+            shared_down=self._matrix("ffn_down_shexp"),
         )
 
     def ple(self, spec: PleSpec) -> Ple:

@@ -128,11 +128,11 @@ def test_the_lines_of_a_place_add_up_to_what_is_there(planned, vram, extra):
 
 def test_forms_of_experts_are_the_first_thing_that_a_smaller_card_does_without(planned):
     _, _, plan = planned("--device cuda --vram-limit-mib 98304")
-    forms = sum(line.n_bytes for line in plan.lines if line.what == "forms of experts")
+    forms = sum(line.n_bytes for line in plan.lines if line.what == "forms of weights")
     assert plan.card and forms and plan.card.free > 0
     for vram in (98304, 98304 - forms // MIB - plan.card.free // MIB + 1024):
         _, _, without = planned(f"--device cuda --vram-limit-mib {vram}", Switches(forms=vram < 98304))
-        assert not [line for line in without.lines if line.what == "forms of experts"]
+        assert not [line for line in without.lines if line.what == "forms of weights"]
         assert without.card and without.card.layout.chunk == plan.card.layout.chunk
         assert len(without.card.slots) == len(plan.card.slots)
 
