@@ -41,8 +41,8 @@ HIDDEN, INNER, EXPERTS, USED = 2560, 640, 512, 10
 DENSE = {
     "down": ("Q6_K", (320,), 10240),
     "up": ("Q8_0", (10240,), 320),
-    "in": ("Q6_K", (10240, 6144), HIDDEN),
-    "out": ("Q6_K", (HIDDEN,), 6144),
+    "in": ("Q6_K_CARD", (10240, 6144), HIDDEN),
+    "out": ("Q6_K_CARD", (HIDDEN,), 6144),
     "gates": ("Q8_0", (INNER, INNER), HIDDEN),
     "small": ("Q8_0", (HIDDEN,), INNER),
     "head": ("Q5_K", (248320,), HIDDEN),
