@@ -35,7 +35,7 @@ ALONE: Final = 0.37
 """How much longer a block takes for which no other hides anything, where there is room for others. H200, 2026-11-29,
 320 x 10240 Q6_K and 8,192 rows: two tiles of 64 x 192 beside each other 0.369 ms, one behind the other 0.505."""
 PARTS: Final = 2
-"""Spans of a step over which a warp spreads the copies that it starts; 1: all before anything is multiplied."""
+"""Of the four spans of a step, those in which a warp starts copies of activations, and those for raw bytes."""
 _RESERVED: Final = 1024
 """Bytes of a multiprocessor's shared memory that each block takes beside its own."""
 

@@ -78,7 +78,7 @@ enum {
     AT_SOURCE = AT_INPUTS + 2 * FETCHED,
     AT_TABLE = AT_SOURCE + BN * 4,
     SHARED_BYTES = AT_TABLE + TABLE,
-    SPREAD = CHUNKS == 2 && PARTS > 1,  // what a step fetches is dealt to the first PARTS spans that it multiplies
+    SPREAD = CHUNKS == 2,            // what a step fetches is dealt to the spans that it multiplies
     LINE_H = BM / 2 + 4              // floats of a column of silu(gate x) * (up x) that is to be quantised
 };
 
@@ -276,21 +276,24 @@ struct Rows {
     }
 };
 
-// What a step fetches: the activations of the next one, and the raw bytes that take the place of an unpacked chunk.
+// What a step fetches: the activations of the next one, and the raw bytes that take the place of an unpacked chunk. A warp
+// starts these copies span by span: activations in the first PARTS spans, a group of their own since they are needed at
+// once, raw bytes in the last.
 struct Coming {
     const Rows& rows;
     const Arguments& a;
     int step, buffer, columns;  // of the activations
     bool inputs, chunk;         // whether there are any
 
-    DEVICE void fetch(int part) const {
-        if (inputs) fetch_inputs(rows.shared, a, step, buffer, columns, part);
-        if (chunk) rows.fetch(part);
+    DEVICE void fetch(int span) const {
+        if (span < PARTS && inputs) fetch_inputs(rows.shared, a, step, buffer, columns, span);
+        if (span == PARTS - 1) copies_commit();
+        if (span >= 4 - PARTS && chunk) rows.fetch(span - (4 - PARTS));
     }
 
-    DEVICE void fetch_from(int part) const {
+    DEVICE void fetch_from(int span) const {
 #pragma unroll 1
-        for (; part < PARTS; part++) fetch(part);
+        for (; span < 4; span++) fetch(span);
     }
 };
 
@@ -353,7 +356,7 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const Coming& coming, int buf
     const int first = 8 * EIGHTS * wn;
 #pragma unroll 1
     for (int s = 0; s < (F::BLOCK < 256 ? spans : 4); s++) {
-        if (SPREAD && s < PARTS) coming.fetch(s);
+        if (SPREAD) coming.fetch(s);
         Span span;
         span.q = inputs + (first + g) * STEP + ((s ^ (g & 3)) << 5) + 8 * t;
         span.d = (const float*)(inputs + INPUTS) + s * LINE_D + first + 2 * t;
@@ -575,7 +578,9 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
             store_tile(a, acc, w, here.tile, eights, wm, wn);
             clear(acc);
         }
-        copies_wait<0>();
+        const Place then = next.after(steps);
+        if (SPREAD && unpacked && (next.at & 1) == 0 && then.at != 0) copies_wait<1>();  // the next step has its chunk
+        else copies_wait<0>();
         __syncthreads();
         here = next;
     }
