@@ -7,13 +7,14 @@
 #pragma once
 
 constexpr u32 EMPTY = 0xFFFFFFFFu;  // a NaN that no arithmetic of a card makes
+constexpr u32 MOST_LOOKS = 1u << 24;  // some ten seconds; then the launch fails
 
 // By threads of the maker, before they copy anything: a fence waits for copies. Then a barrier of the block, before any of
 // its threads lets the next kernel come.
 DEVICE void empty_word(float* word) {
 #if ARCH >= 900
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(EMPTY) : "memory");
-    __threadfence();
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
 #else
     *word = __uint_as_float(EMPTY);
 #endif
@@ -32,8 +33,9 @@ DEVICE void put_word(float* word, float value) {
 template <int N, class At>
 DEVICE void take_words(float (&v)[N], At at) {
 #if ARCH >= 900
-    bool missing;
-    do {
+    bool missing = true;
+    for (u32 looks = 0; missing; looks++) {
+        if (looks == MOST_LOOKS) __trap();
         missing = false;
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -43,7 +45,8 @@ DEVICE void take_words(float (&v)[N], At at) {
         }
 #pragma unroll
         for (int i = 0; i < N; i++) missing |= __float_as_uint(v[i]) == EMPTY;
-    } while (__any_sync(~0u, missing));
+        missing = __any_sync(~0u, missing);
+    }
 #else
 #pragma unroll
     for (int i = 0; i < N; i++) v[i] = *at(i);
