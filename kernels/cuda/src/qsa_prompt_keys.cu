@@ -1,9 +1,9 @@
 // The first half of the attention of many rows (qsa_prompt_values.cu is the second): scores of the kept tokens.
 //
 // qsa_prompt_keys    a block has neighbouring rows, a warp each, and a window of WINDOW tokens of each row's list, for HEADS
-//                    query heads that share keys. The keys of a slice of dims pass through shared memory, once for all rows
-//                    that keep them: rows of a block attend to much the same tokens. A lane has all chains of WINDOW *
-//                    HEADS / 32 dots. Also the largest score of each head and window, and where each kept token lies.
+//                    query heads that share keys. The keys of a slice of dims pass through shared memory, once for all
+//                    rows that keep them: rows of a block attend to much the same tokens. A lane has all chains of
+//                    WINDOW * HEADS / 32 dots. Also the largest score of each head and window, and where each kept token lies.
 // Why        a row's keys are 2 MB; from the second cache alone, for each row again, they would allow half of this rate.
 //            Four chains a lane: 10 reads of four words, of which neighbours share most, for 96 fma (twelve heads).
 //
@@ -30,6 +30,7 @@ constexpr int GROUPS = 32 / SETS, TOKENS = WINDOW / GROUPS;        // lanes of d
 constexpr int MOST = QUADS * WARPS;                                // quads of a block
 constexpr int TABLE = MOST <= 64 ? 128 : MOST <= 128 ? 256 : 512;  // at least twice as many places as quads
 constexpr u32 EMPTY = ~0u;
+constexpr int FEW_TOKENS = 8;  // rows with so few in a window, what follows the listed blocks, share nothing
 
 // Held in a register: not computed again where it is used.
 #define HOLD(x) asm volatile("" : "+r"(x))
@@ -200,7 +201,74 @@ struct Dots {
             }
         }
     }
+    // Scores of the tokens that there are, and the largest of each head.
+    DEVICE void leave(int set, int group, int count, float* s, int stride, float* peaks) const {
+        const float scale = 1.0f / sqrtf(static_cast<float>(D));
+#pragma unroll
+        for (int o = 0; o < OWN; o++) {
+            const int h = set + SETS * o;
+            float top = -INFINITE;
+#pragma unroll
+            for (int t = 0; t < TOKENS; t++) {
+                const int token = group + GROUPS * t;
+                const float score = join_chains(c[t][o]) * scale;
+                if (token < count) s[h * static_cast<long long>(stride) + token] = score, top = fmaxf(top, score);
+            }
+#pragma unroll
+            for (int apart = SETS; apart < 32; apart *= 2) top = fmaxf(top, __shfl_xor_sync(ALL, top, apart));
+            if (group == 0) peaks[h * static_cast<long long>(gridDim.x)] = top;
+        }
+    }
 };
+
+// Scores of the few tokens of a warp: a lane a dot.
+DEVICE void few_keys(const Args& g, const Kept& kept, int row, int first, int count, const float* q, const u8* cached,
+                     float* s, int stride, float* peak, int* found) {
+    const int lane = threadIdx.x & 31;
+    const float scale = 1.0f / sqrtf(static_cast<float>(D));
+    for (int e = lane; e < count * HEADS; e += 32) {
+        const int t = e / HEADS, h = e % HEADS, at = g.token(row, kept, first + t);
+        const u8* key = cached + static_cast<long long>(at) * g.kv_heads * Keys::row(D);
+        float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 4
+        for (int x = 0; x < D; x += 8) {
+            float k[8];
+            Keys::load8(key, D, x, k);
+            add_products(c, q + h * D + x, k);
+        }
+        s[h * static_cast<long long>(stride) + t] = join_chains(c) * scale;
+        if (h == 0 && found) found[t] = at;
+    }
+    __syncwarp();
+    if (lane >= HEADS) return;
+    float top = -INFINITE;
+    for (int t = 0; t < count; t++) top = fmaxf(top, s[lane * static_cast<long long>(stride) + t]);
+    *peak = top;
+}
+
+// The tokens of every warp get their numbers.
+DEVICE void number_tokens(Quads& quads, const Args& g, const Kept& kept, int row, int first, int count, int* found) {
+    const u32 pitch = g.kv_heads * (Keys::row(D) / 16);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane % QUADS;
+    int entered = -1;
+    quads.clear();
+    __syncthreads();
+    if (lane < QUADS && 4 * quad < count) {
+        int at[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) at[i] = g.token(row, kept, first + min(4 * quad + i, count - 1));
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (found && 4 * quad + i < count) found[4 * quad + i] = at[i];
+        entered = quads.enter(warp, quad, make_uint4(at[0] * pitch, at[1] * pitch, at[2] * pitch, at[3] * pitch), pitch);
+    } else if (lane < QUADS) {
+        quads.number[warp][quad] = 0;  // not there: any will do
+    }
+    __syncthreads();
+    if (entered >= 0) quads.number[warp][quad] = quads.index[entered];
+    quads.fill_gaps();
+    __syncthreads();
+}
 
 struct KeysMemory {
     Tile tiles[2];
@@ -220,47 +288,32 @@ KERNEL void __launch_bounds__(BLOCK, 12 / WARPS)
     int count = 0;
     Kept kept = {0, 0, 0};
     if (row < rows) kept = g.kept(row), count = max(0, min(WINDOW, kept.count - first));
-    bool any = false;
-    for (int r = blockIdx.z * WARPS; r < min(rows, static_cast<int>(blockIdx.z + 1) * WARPS); r++) any |= g.kept(r).count > first;
-    if (!any) return;
-    m.quads.clear();
-    __syncthreads();
-
-    // The warp's tokens, and their numbers in the block.
-    const u32 pitch = g.kv_heads * (Keys::row(D) / 16);
-    const int quad = lane % QUADS;
-    int entered = -1;
-    if (lane < QUADS && 4 * quad < count) {
-        u32 t[4];
-        int at[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) at[i] = g.token(row, kept, first + min(4 * quad + i, count - 1));
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            t[i] = static_cast<u32>(at[i]) * pitch;
-            if (blockIdx.y == 0 && 4 * quad + i < count)
-                found[static_cast<long long>(row) * stride + first + 4 * quad + i] = at[i];
-        }
-        entered = m.quads.enter(warp, quad, make_uint4(t[0], t[1], t[2], t[3]), pitch);
-    } else if (lane < QUADS) {
-        m.quads.number[warp][quad] = 0;  // not there: any will do
+    int most = 0;
+    for (int r = blockIdx.z * WARPS; r < min(rows, static_cast<int>(blockIdx.z + 1) * WARPS); r++)
+        most = max(most, g.kept(r).count - first);
+    if (most <= 0) return;
+    const long long first_head = static_cast<long long>(row) * g.heads + blockIdx.y * HEADS;
+    q += first_head * D, s += first_head * stride + first, peaks += first_head * gridDim.x + blockIdx.x;
+    cached += static_cast<long long>(kv) * Keys::row(D);
+    found = blockIdx.y ? nullptr : found + static_cast<long long>(row) * stride + first;
+    if (most <= FEW_TOKENS) {
+        if (count)
+            few_keys(g, kept, row, first, count, q, cached, s, stride, peaks + lane * static_cast<long long>(gridDim.x),
+                     found);
+        return;
     }
-    __syncthreads();
-    if (entered >= 0) m.quads.number[warp][quad] = m.quads.index[entered];
-    m.quads.fill_gaps();
-    __syncthreads();
+    number_tokens(m.quads, g, kept, row, first, count, found);
     const int set = lane % SETS, group = lane / SETS;
     int tokens[TOKENS];
 #pragma unroll
     for (int t = 0; t < TOKENS; t++)
         tokens[t] = (4 * m.quads.number[warp][(group + GROUPS * t) / 4] + group % 4) * Tile::PITCH;
 
-    const long long first_head = static_cast<long long>(row) * g.heads + blockIdx.y * HEADS;
-    q += first_head * D, s += first_head * stride + first, peaks += first_head * gridDim.x + blockIdx.x;
-    Staged stage(cached + static_cast<long long>(kv) * Keys::row(D), m.quads);
+    Staged stage(cached, m.quads);
     constexpr int PIECES = SLICE / 4;  // of a query
     const float* own_q = q + lane / PIECES * D + lane % PIECES * 4;
-    int to_q = warp * HEADS * SLICE + 4 * lane, from_q = (warp * HEADS + set) * SLICE, q_left = count ? HEADS * PIECES - lane : 0;
+    int to_q = warp * HEADS * SLICE + 4 * lane, from_q = (warp * HEADS + set) * SLICE;
+    int q_left = count ? HEADS * PIECES - lane : 0;
     HOLD(to_q);
     HOLD(from_q);
     HOLD(q_left);
@@ -286,19 +339,5 @@ KERNEL void __launch_bounds__(BLOCK, 12 / WARPS)
         if (more) stage.land(m.tiles[u ^ 1]);
     }
     if (!count) return;
-    const float scale = 1.0f / sqrtf(static_cast<float>(D));
-#pragma unroll
-    for (int o = 0; o < OWN; o++) {
-        const int h = set + SETS * o;
-        float top = -INFINITE;
-#pragma unroll
-        for (int t = 0; t < TOKENS; t++) {
-            const int token = group + GROUPS * t;
-            const float score = join_chains(dots.c[t][o]) * scale;
-            if (token < count) s[h * static_cast<long long>(stride) + token] = score, top = fmaxf(top, score);
-        }
-#pragma unroll
-        for (int apart = SETS; apart < 32; apart *= 2) top = fmaxf(top, __shfl_xor_sync(ALL, top, apart));
-        if (group == 0) peaks[h * static_cast<long long>(gridDim.x)] = top;
-    }
+    dots.leave(set, group, count, s, stride, peaks);
 }
