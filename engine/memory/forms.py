@@ -13,10 +13,10 @@ from typing import Final
 from strata.engine.device.arena import MIB
 
 ROOM: Final = 3584 * MIB
-"""VRAM that stays for the workspace of the longest prompt chunk and the reserve."""
+"""VRAM that stays: the workspace of the longest prompt chunk, the reserve, and at start what weights come through."""
 
 
 def takes_forms(more: int, left: int, wanted: bool) -> bool:
     """`more`: what the forms take beyond the file's bytes · `left`: of the card, with weights and state taken · wanted:
     nobody has switched them off."""
-    return wanted and more <= max(0, left - ROOM)
+    return wanted and more + ROOM <= left

@@ -10,8 +10,8 @@ def test_forms_leave_room_for_a_prompt_chunk():
     assert not takes_forms(1, 0, True)
 
 
-def test_forms_that_take_nothing_more_are_taken_on_a_full_card():
-    assert takes_forms(0, -5, True)
+def test_a_full_card_keeps_the_bytes_of_the_file_even_where_forms_take_no_more():
+    assert not takes_forms(0, ROOM - 1, True) and takes_forms(0, ROOM, True)
 
 
 def test_forms_can_be_switched_off():
