@@ -134,7 +134,7 @@ def mixture(
     there, null when all are. ids outside 0 .. experts - 1 are taken from `given` too; a window allows only -1.
 
     shared: of a window, the shared expert and the logits (n,) of its gate: fma(sigmoid(logit), shared expert's output,
-    sum). Its products work beside those of the others, of one row in the same launches; x must be older than the kernel
+    sum). Its products work beside those of the others, or in the same launches; x must be older than the kernel
     that made the ids.
     """
     size = check(x=(x, "n H", np.float32), ids=(ids, "n used", np.int32), weights=(weights, "n used", np.float32))
@@ -219,27 +219,27 @@ class _Part:
             self._window_product(down, DOWN, hidden, self.out, weights=self.weights, given=given, **more)
 
     def _sides(self, gate: Bank, up: Bank, down: Bank) -> tuple[row_product.Side, row_product.Side] | None:
-        """The shared expert's products in the launches of one row's experts: two launches less to wait for. None where
+        """The shared expert's products in the launches of the picked ones: two launches less to wait for. None where
         they do not go together."""
         first, last = (self._plan(bank, mode) for bank, mode in ((gate, GATE_UP), (down, DOWN)))
-        if self.shared is None or len(self.x) > 1 or gate.type is not up.type or not first or not last:
+        if self.shared is None or gate.type is not up.type or not first or not last:
             return None
-        own = self.shared[0]
+        own, n = self.shared[0], len(self.x)
         if own.gate.type is not own.up.type or own.gate.type.is_float or own.down.type.is_float:
             return None
         plans = (
-            row_plans.side_plan(cards.card(), first, own.gate.type, GATE_UP, own.gate.rows, own.gate.cols),
-            row_plans.side_plan(cards.card(), last, own.down.type, DENSE, own.down.rows, own.down.cols),
+            row_plans.side_plan(cards.card(), first, own.gate.type, GATE_UP, own.gate.rows, own.gate.cols, n),
+            row_plans.side_plan(cards.card(), last, own.down.type, DOWN, own.down.rows, own.down.cols, n),
         )
         given = window_inputs(self.workspace, self.x, own.gate.type)
         if plans[0] is None or plans[1] is None or "x" not in given:
             return None
-        hidden = self.workspace.array((1, own.gate.rows))
+        hidden = self.workspace.array((n, own.gate.rows))
         both = [(address(w.data), hidden, w.rows) for w in (own.gate, own.up)]
         result = [(address(own.down.data), self.out, own.down.rows)]
         return (
-            row_product.Side(own.gate.type, plans[0], GATE_UP, both, {**given, "n": 1, "cols": own.gate.cols}),
-            row_product.Side(own.down.type, plans[1], DENSE, result, {"x": hidden, "n": 1, "cols": own.down.cols}),
+            row_product.Side(own.gate.type, plans[0], GATE_UP, both, {**given, "n": n, "cols": own.gate.cols}),
+            row_product.Side(own.down.type, plans[1], DENSE, result, {"x": hidden, "n": n, "cols": own.down.cols}),
         )
 
     def _shared_hidden(self) -> tuple[DeviceArray, DeviceArray] | None:

@@ -72,10 +72,10 @@ def _blocks(
         for n, used, wide in product(windows, experts, sorted({False, row_plans.aligned(kind, ())})):
             row = row_plans.row_plan(card, kind, mode, (512,), cols, n, used, wide)
             yield "product_row.cu", row.constants(kind, mode)
-            own = DENSE if mode == DOWN else GATE_UP
-            side = row_plans.side_plan(card, row, SIDE, own, 512, cols) if used and n == 1 and mode != PAIRS else None
+            side = row_plans.side_plan(card, row, SIDE, mode, 512, cols, n) if used and mode != PAIRS else None
             if side is not None:
-                yield "product_row_beside.cu", row.constants(kind, mode) | side.constants(SIDE, own)
+                own = side.constants(SIDE, DENSE if mode == DOWN else mode)
+                yield "product_row_beside.cu", row.constants(kind, mode) | own
         for n in windows if mode == DENSE else ():
             yield "product_window.cu", plans.window_plan(card, kind, (512,), 256, n).constants(kind)
         if mode != DOWN:

@@ -227,23 +227,21 @@ def row_plan(
 
 @lru_cache(maxsize=256)
 def side_plan(
-    card: Card, main: RowPlan, kind: TensorType, mode: str, rows: int, cols: int, tuning: RowTuning = UNTUNED
+    card: Card, main: RowPlan, kind: TensorType, mode: str, rows: int, cols: int, n: int = 1
 ) -> SidePlan | None:
-    """A plan for the shared expert's product of one row in the launch of the experts' that `main` cuts: GATE_UP in its
-    stages, which are not in use yet, DENSE (its down) behind all. None when it does not fit, or has a table."""
+    """A plan for the shared expert's product of n rows in the launch of the experts' that `main` cuts: GATE_UP in its
+    stages, which are not in use yet; DOWN, the outputs of each block, behind all. None when it does not fit, or has a
+    table."""
     if table_bytes(kind) or main.aligned:
         return None
+    tuning = RowTuning(warps=main.warps, bulk=main.bulk)
     try:
-        own = row_plan(
-            card, kind, mode, (rows,), cols, tuning=replace(tuning, warps=main.warps, bulk=main.bulk, apart=None)
-        )
+        own = row_plan(card, kind, mode, (rows,), cols, n, int(mode == DOWN), tuning=tuning)
     except ValueError:
         return None
     at = main.at_stages if mode == GATE_UP else _round(main.shared, 128)
-    results = 4 * -(-rows // own.blocks) if mode == DENSE else 0
-    shared = max(main.shared, at + own.at_y + results)
-    fits = own.blocks == main.blocks and shared <= card.shared_block - STATIC
-    return SidePlan(own, at, shared) if fits else None
+    shared = max(main.shared, at + own.shared)
+    return SidePlan(own, at, shared) if own.blocks == main.blocks and shared <= card.shared_block - STATIC else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@
 //
 // Constants: TYPE a format, SPANS of an item, ITEMS of a row, COLUMNS (1, 2, 4, 8) for the rows of activations, PARTS lanes
 // that share an item, WARPS of a block, DEPTH, BULK copies, COPIES of the type's table, ALIGNED = 1 when every block of weights
-// begins at a multiple of 16, HERE = 1 when the results of DENSE stay in shared memory, and MODE:
+// begins at a multiple of 16, HERE = 1 when DENSE makes the outputs of a block of DOWN and leaves them in shared memory, and MODE:
 //   DENSE    several matrices of one type with the same rows of activations; out (n, rows) each
 //   GATE_UP  out = silu(gate x) * (up x): of experts (pairs, rows), or of two matrices (n, rows)
 //   DOWN     experts, the pairs' own inputs; out (n, rows) = weighted sum in rank order, from 0
@@ -139,9 +139,10 @@ DEVICE void join_pairs(const Arguments& a, const int* keys, const float* y, cons
 // The activations that the block needs, by the warps from this one on.
 DEVICE void prepare_inputs(const Arguments& a, u8* shared, int first_warp) {
     int begin = 0, rows = a.n;
-    if (MODE == DOWN) {
+    if (MODE == DOWN || HERE) {
         const Tokens tokens(Share(a.n * a.matrix[0].rows), a.matrix[0].rows);
-        begin = tokens.first * a.used, rows = tokens.count * a.used;
+        const int each = HERE ? 1 : a.used;
+        begin = tokens.first * each, rows = tokens.count * each;
     }
     inputs_to_shared(a, shared, begin, rows, (int)threadIdx.x - 32 * first_warp, 32 * (WARPS - first_warp));
 }

@@ -70,7 +70,7 @@ struct Share {
     }
 };
 
-// DOWN: tokens of the block's outputs.
+// DOWN, and what lies beside it: tokens of the block's outputs.
 struct Tokens {
     int first, count;
 
@@ -82,7 +82,7 @@ struct Finder {
     const Arguments& a;
     Segment* segments;
     int* keys;  // experts of pairs, SKIPPED where one is not there; behind them the addresses
-    float* y;   // DOWN: (used, outputs of the block); DENSE and HERE: (outputs of the block), of one matrix
+    float* y;   // DOWN: (used, outputs of the block); HERE: (outputs of the block)
     Found found;
 
     // Enter a segment a lane, of those with rows.
@@ -119,7 +119,7 @@ struct Finder {
             const Matrix& matrix = a.matrix[m];
             const int from = clamp(share.begin - before, 0, matrix.rows);
             own.rows = clamp(share.end - before, 0, matrix.rows) - from;
-            own.from = matrix.data + from * row_bytes(), own.out = HERE ? y : matrix.out + from, own.pitch = matrix.rows;
+            own.from = matrix.data + from * row_bytes(), own.out = matrix.out + from, own.pitch = matrix.rows;
             if (MODE == GATE_UP) own.second = a.matrix[1].data + from * row_bytes();
         }
         enter(own);
@@ -218,9 +218,23 @@ struct Finder {
             enter(own);
         }
     }
+    // Of one matrix, the rows of the outputs that a block of DOWN has.
+    DEVICE void beside_down() {
+        const int rows = a.matrix[0].rows, t = threadIdx.x & 31;
+        const Share share(a.n * rows);
+        const Tokens tokens(share, rows);
+        Segment own{};
+        if (t < tokens.count) {
+            const int begin = (tokens.first + t) * rows, from = max(share.begin - begin, 0);
+            own.rows = min(share.end - begin, rows) - from, own.input = t;
+            own.from = a.matrix[0].data + from * row_bytes(), own.out = y + (begin + from - share.begin);
+        }
+        enter(own);
+    }
     DEVICE void find(Found* to) {
         found = Found{};
-        if (MODE == DENSE || (MODE == GATE_UP && !a.ids)) matrices();
+        if (HERE) beside_down();
+        else if (MODE == DENSE || (MODE == GATE_UP && !a.ids)) matrices();
         else if (MODE == DOWN) down();
         else pairs();
         if ((threadIdx.x & 31) == 0) segments[found.segments].turn = found.turns, *to = found;
