@@ -112,7 +112,8 @@ def _work(thread, table):
 
 
 @cache
-def _worker() -> int:
+def worker() -> int:
+    """The task that takes pieces of the table whose address is its argument."""
     return int(kernel(_work).address)
 
 
@@ -156,4 +157,4 @@ def run(jobs: Jobs | list[list[int]], cost: int) -> None:
     rows = np.asarray(jobs, np.int64)
     n = wake(threads()) if cost > SERIAL_COST else 1
     with _MEMORY.lock:
-        spread(_worker(), _MEMORY.table(rows, n), n, n)
+        spread(worker(), _MEMORY.table(rows, n), n, n)

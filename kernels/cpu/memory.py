@@ -5,6 +5,7 @@ float_at, put_float        float32 at address + 4 * index
 int32_at, byte_at          an int32 at address + 4 * index, a uint8 at address + index
 clear_floats, copy_floats  runs of float32
 prefetch                   ask for the cache line of an address; never a fault
+seen, show                 an int32 that another thread, or a card, writes or reads: acquire, release
 """
 
 from __future__ import annotations
@@ -93,3 +94,20 @@ def clear_floats(address, n):
 def copy_floats(target, source, n):
     for i in range(n):
         put_float(target, i, float_at(source, i))
+
+
+@intrinsic
+def seen(typing_context, address):
+    def codegen(context, builder, signature, arguments):
+        return builder.load_atomic(builder.inttoptr(arguments[0], _I32.as_pointer()), "acquire", 4)
+
+    return types.int32(types.int64), codegen
+
+
+@intrinsic
+def show(typing_context, address, value):
+    def codegen(context, builder, signature, arguments):
+        builder.store_atomic(arguments[1], builder.inttoptr(arguments[0], _I32.as_pointer()), "release", 4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int32), codegen

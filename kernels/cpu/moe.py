@@ -33,7 +33,7 @@ A_GATE, A_UP, A_WIDTH, A_RECORDS = range(ARGUMENTS, ARGUMENTS + 4)
 J_PICKS, J_RANKS, J_WEIGHTS, J_SHARED, J_LOGITS, J_USED, J_WIDTH, J_OUT = range(ARGUMENTS, ARGUMENTS + 8)
 
 
-def _gate_entry(variant, job, begin, end, scratch):
+def gate_entry(variant, job, begin, end, scratch):
     """gate = silu(gate) * up in place, rows [begin, end), and their records where `down` wants them."""
     width, gate, up = word(job, A_WIDTH), word(job, A_GATE), word(job, A_UP)
     for i in range(begin * width, end * width):
@@ -132,7 +132,7 @@ class _Inner:
 
     def job(self) -> list[int]:
         records = self._records if self._quantised else 0
-        return job(function(_gate_entry), self.rows, 4, self.gate, self.up, self.width, records)
+        return job(function(gate_entry), self.rows, 4, self.gate, self.up, self.width, records)
 
 
 def _rows(w: Moe, x: F32, used: int, out: F32) -> None:

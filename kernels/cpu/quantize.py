@@ -68,7 +68,7 @@ def quantize_block(typing_context, x, record):
     return types.void(types.int64, types.int64), codegen
 
 
-def _quantize_entry(variant, job, begin, end, scratch):
+def quantize_entry(variant, job, begin, end, scratch):
     """Rows [begin, end)."""
     blocks = word(job, Q_BLOCKS)
     x, out = word(job, Q_X), word(job, Q_OUT)
@@ -82,5 +82,5 @@ def quantized(x: F32, weights: Sequence[Weight]) -> npt.NDArray[np.uint8]:
     if all(w.type.is_float for w in weights):
         return np.empty((0, 0, RECORD), np.uint8)
     records = np.empty((n, cols // ACT_BLOCK, RECORD), np.uint8)
-    run([job(function(_quantize_entry), n, 16, address(x), cols // ACT_BLOCK, address(records))], x.size)
+    run([job(function(quantize_entry), n, 16, address(x), cols // ACT_BLOCK, address(records))], x.size)
     return records

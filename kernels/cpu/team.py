@@ -194,6 +194,35 @@ def spread(function, arguments, tasks, threads):
     _write(BUSY, 0)
 
 
+@njit("boolean(int64)", **JIT)
+def awake(n):
+    """Whether n threads, the caller among them, take part at once."""
+    there = True
+    for i in range(1, n):
+        there &= _read(AWAKE + i) != 0
+    return there
+
+
+@njit("void(int64)", **JIT)
+def pause(turn):
+    """One turn of a waiting loop, as the team waits."""
+    _wait(turn)
+
+
+@intrinsic
+def sleep_us(typing_context, n):
+    """Sleep for some microseconds, where the system has the POSIX call for that."""
+
+    def codegen(context, builder, signature, values):
+        if llvmlite.binding.address_of_symbol("usleep"):
+            known = builder.module.globals.get("usleep")
+            number = ir.IntType(32)
+            builder.call(known or ir.Function(builder.module, ir.FunctionType(number, [number]), "usleep"), values)
+        return context.get_dummy_value()
+
+    return types.none(types.int32), codegen
+
+
 class _Threads:
     """Threads of the team beside the calling one. Each sleeps on a lock of its own and is woken by its release."""
 

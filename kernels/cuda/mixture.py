@@ -33,6 +33,7 @@ from strata.kernels.cuda.arguments import (
     run,
 )
 from strata.kernels.cuda.compile import load_kernel
+from strata.kernels.cuda.handover import Helper
 from strata.kernels.cuda.plans import DENSE, DOWN, GATE_UP, PAIRS, UNTUNED, WINDOW_ROWS, Tuning
 from strata.kernels.cuda.product import (
     LANES_BLOCKS,
@@ -78,6 +79,7 @@ class Bank:
     rounds   of a layer's gate: for a prompt of so many rows, gate, up and down round by round; between them all experts
              have their addresses once. What it yields is valid until it is asked for more. None: one round, these banks
     tally    of a layer's gate: where windows count which picks lie in the expert cache
+    helper   of a layer's gate: how windows ask the processor for experts. None: the card computes all of them
     """
 
     type: TensorType
@@ -86,6 +88,7 @@ class Bank:
     addresses: DeviceArray
     rounds: Callable[[int], Iterable[tuple[Bank, Bank, Bank]]] | None = None
     tally: Tally | None = None
+    helper: Helper | None = None
 
     @property
     def experts(self) -> int:
@@ -154,6 +157,8 @@ def mixture(
         with workspace.scratch():
             part = _Part(workspace, x, ids, weights, out, used, tuning, shared)
             if n <= WINDOW_ROWS:
+                if gate.helper is not None and given is None:
+                    given = part.ask(gate.helper, gate.addresses)
                 part.window(gate, up, down, given)
                 if gate.tally is not None:
                     count_hits(ids, gate.addresses, gate.tally)
@@ -174,10 +179,18 @@ class _Part:
     used: int
     tuning: Tuning
     shared: tuple[Shared, DeviceArray] | None = None
+    answers: Callable[[], None] | None = None  # to be called before the outputs are joined
 
     @property
     def pairs(self) -> int:
         return len(self.x) * self.used
+
+    def ask(self, helper: Helper, addresses: DeviceArray) -> DeviceArray:
+        """Have the processor compute some pairs from here on; where their outputs are once `answers` was called."""
+        ids, given = self.ids, self.workspace.array((self.pairs, self.x.shape[1]))
+        self.ids = kept = helper.ask(self.workspace, self.x, ids, addresses)
+        self.answers = lambda: helper.take(ids, kept, given)
+        return given
 
     # ------------------------------------------------------------------------------------------------------ windows
 
@@ -190,6 +203,7 @@ class _Part:
         except ValueError:
             if n == 1:
                 raise
+            self._answered()
             for rows in (slice(0, n // 2), slice(n // 2, n)):
                 pairs = slice(rows.start * self.used, rows.stop * self.used)
                 x, ids, weights, out = (a[rows] for a in (self.x, self.ids, self.weights, self.out))
@@ -216,7 +230,13 @@ class _Part:
                 more = {"beside": own[1], "join": self.shared[1]}
             elif self.shared is not None and sides:
                 more = {"side": sides[1], "join": self.shared[1]}
+            self._answered()
             self._window_product(down, DOWN, hidden, self.out, weights=self.weights, given=given, **more)
+
+    def _answered(self) -> None:
+        """What the processor was asked for is there."""
+        if self.answers is not None:
+            self.answers()
 
     def _sides(self, gate: Bank, up: Bank, down: Bank) -> tuple[row_product.Side, row_product.Side] | None:
         """The shared expert's products in the launches of the picked ones: two launches less to wait for. None where

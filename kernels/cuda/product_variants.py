@@ -57,7 +57,7 @@ def products(
     for order in ("NATIVE", "EIGHT", "EVEN_ODD"):
         yield "quantize.cu", {"INPUT_ORDER": order, "SUMS": 16 if order == "NATIVE" else 0}
     yield "quantize.cu", {"INPUT_ORDER": "NATIVE", "SUMS": 0, "SILU": 1}
-    for name in ("group_rows", "join_pairs", "gate_times_up", "count_hits"):
+    for name in ("group_rows", "join_pairs", "gate_times_up", "count_hits", "handover"):
         yield f"{name}.cu", {}
 
 

@@ -49,6 +49,13 @@ DEVICE void rest(u32 ns) {
     asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "memory");
 }
 
+// Since some time that all blocks share; it moves in steps of a microsecond or so.
+DEVICE u64 nanoseconds() {
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+    return now;
+}
+
 // ---------------------------------------------------------------------------------------------------------- launches
 
 // A kernel that is launched before the end of its predecessor (kernel.py) calls inputs_ready() in every thread, also in

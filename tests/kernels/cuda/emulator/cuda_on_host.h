@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -298,6 +299,7 @@ static inline void __syncwarp(unsigned = ~0u, SITE) { emulated::yield(emulated::
 static inline void __threadfence() {}
 #define __builtin_assume(what)
 static inline void __threadfence_block() {}
+static inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 template <class T> inline T __shfl_sync(unsigned, T v, int from, int width = 32, SITE) {
     const int at = emulated::lane();
     return emulated::as<T>(emulated::exchange(v, site)[(at & ~(width - 1)) | (from & (width - 1))]);
@@ -543,6 +545,11 @@ static inline void ptx_mbarrier_try_wait_parity_shared_b64(unsigned& done, unsig
 template <class T> inline void ptx_nothing(T&) {}
 static inline void ptx_nanosleep_u32(unsigned) {}
 static inline void ptx_prefetch_global_L2(const void* p) { (void)*(const volatile char*)p; }
+static inline void ptx_mov_u64(unsigned long long& now) {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    now = t.tv_sec * 1000000000ull + t.tv_nsec;
+}
 static inline void ptx_ld_shared_u32(unsigned& value, unsigned address) {
     std::memcpy(&value, emulated::shared_pointer(address), 4);
 }
