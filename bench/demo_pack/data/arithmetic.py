@@ -272,7 +272,7 @@ def chain(rng: Random, size: int) -> Sample:
     for n in numbers[1:]:
         sign = "-" if total >= n and rng.random() < 0.35 else "+"
         step = total + n if sign == "+" else total - n
-        lines.append(f"{total} {sign} {n} = {step}")
+        lines.append(sum_steps(total, n) if sign == "+" else difference_steps(total, n))
         text, total = f"{text} {sign} {n}", step
     question = rng.choice(ASK).format(text)
     last = assistant(f"{text} = {total}", "Step by step.\n" + "\n".join(lines))
