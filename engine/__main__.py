@@ -73,6 +73,8 @@ def _run(argv: Sequence[str], out: int) -> int:
     for note in (*notes(argv), *(() if options.plan else environment.notes(os.environ))):
         log(note)
     # Imported here: a refused command line and --help need neither NumPy nor the kernels.
+    from strata.engine.memory.alias import require_alias
+    from strata.engine.memory.sizes import HEAD
     from strata.engine.pack import PackError, open_pack
 
     try:
@@ -84,6 +86,7 @@ def _run(argv: Sequence[str], out: int) -> int:
         from strata.engine.memory.command import plan_text
 
         return _say(plan_text(pack, options, os.environ))
+    require_alias(options, HEAD in pack)
     if not options.serve:
         from strata.engine.facts import describe
 

@@ -10,6 +10,7 @@ Cost     `costs` says what the host takes for a window
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from strata.engine import environment
 from strata.engine.capacity import state_plan
 from strata.engine.device.arena import MIB, shown
 from strata.engine.device.cuda import CudaDevice
@@ -29,6 +31,7 @@ from strata.engine.experts.tier import Tier
 from strata.engine.flags import AUTO_BESIDE
 from strata.engine.log import log
 from strata.engine.memory.command import keeping_of, profile_of
+from strata.engine.memory.loan import Planner, plan_loan
 from strata.engine.memory.plan import reserve_of
 from strata.engine.model import Rows
 from strata.engine.model.card_drafter import CardDrafts
@@ -134,14 +137,20 @@ def _draw_behind(row: Row, i: int) -> Draw:
 
 
 class CudaRunner:
-    """`schedule.ports.Runner` on a card. `driver`: tests put a card without hardware here.
+    """`schedule.ports.Runner` on a card. `driver`, `loan`: tests put a card without hardware here, and a plan that its
+    small head has something to add to.
 
     chunk, beside   most tokens of a prompt chunk, and of one while slots decode
     n_slots         batch slots; pool slots 1 to n_slots of `state`
     """
 
     def __init__(
-        self, pack: Pack, options: Options, draft: DraftPack | None = None, driver: Driver | None = None
+        self,
+        pack: Pack,
+        options: Options,
+        draft: DraftPack | None = None,
+        driver: Driver | None = None,
+        loan: Planner = plan_loan,
     ) -> None:
         self.cost = WindowCost()
         self._batch: _Batch | None = None
@@ -169,6 +178,8 @@ class CudaRunner:
                     options.draft_context,
                 ),
                 experts=Asked(options.expert_cache, profile, *reserve_of(options), chunk),
+                loan=loan if options.prefill_head_alias else None,
+                head_moves=environment.is_on(os.environ.get(environment.HEAD_MOVES)),
             )
             self._tier = self._new_tier(options, keeping_of(options, profile))
         except DeviceError as error:
@@ -179,6 +190,7 @@ class CudaRunner:
         self.n_slots = self.state.n_slots - 1
         self._model = self._resident.model
         self._windows = self._resident.windows
+        self._loan = self._resident.loan
         self.drafter = self._resident.drafter
 
     def warm(self) -> None:
@@ -216,8 +228,9 @@ class CudaRunner:
         return f"{self.cost}{tier}"
 
     def figures(self) -> dict[str, int]:
-        """What INFO counts of experts; nothing where all lie in VRAM."""
-        return {} if self._tier is None else self._tier.figures()
+        """What INFO counts of experts and of loans of the head; nothing where there are none."""
+        loads = {} if self._loan is None else {"head_loads": self._loan.loads}
+        return loads if self._tier is None else {**loads, **self._tier.figures()}
 
     def request_over(self) -> None:
         """The last line of a request is out."""
@@ -241,6 +254,8 @@ class CudaRunner:
             "expert_cache_primary_mib": experts,
             "expert_pairs": self._resident.model.spec.layers * self._resident.model.spec.experts,
             "arena_mib": 0 if store is None else store.placement.missing_bytes // MIB,
+            "head_alias": int(self._loan is not None),
+            "head_lent_mib": 0 if self._loan is None else self._loan.plan.lent_bytes // MIB,
             "window_rows": WINDOW_ROWS,
             "prefill_chunk": self.chunk,
             "gpu": "_".join(self._device.name.split()),
@@ -258,9 +273,12 @@ class CudaRunner:
 
     def _compute(self, rows: Rows, tokens: I32, want_logits: bool) -> Array | None:
         if len(rows) > WINDOW_ROWS:
-            logits, x = self._model.read(rows, self.state, [len(rows) - 1] if want_logits else [])
+            loan = self._loan if self._loan is not None and self._loan.lend(len(rows)) else None
+            logits, x = self._model.read(rows, self.state, [len(rows) - 1] if want_logits and loan is None else [])
             if self.drafter is not None:
                 self.drafter.read(int(rows.slots[0]), tokens, x)
+            if loan is not None and want_logits:
+                logits = loan.logits(self._model, x[-1:])
             self._device.driver.synchronize()
             return logits
         ticket = self._started(rows, int(want_logits), 0)
@@ -302,6 +320,7 @@ class CudaRunner:
 
     def _started(self, rows: Rows, wanted: int, width: int) -> Ticket:
         """A window from the host, which counts."""
+        self._take_back()
         self._model.check(rows, self.state)
         lengths = [(slot, end - begin) for slot, begin, end in rows.segments.tolist()]
         self.state.reserve_all(lengths)
@@ -336,6 +355,7 @@ class CudaRunner:
     def verify(self, rows: Sequence[Row]) -> list[list[int]]:
         begun = time.perf_counter()
         self._forget()
+        self._take_back()
         fed = Rows.of([(row.slot, row.position, row.fed) for row in rows])
         self._model.check(fed, self.state)
         lengths = [(slot, end - begin) for slot, begin, end in fed.segments.tolist()]
@@ -363,6 +383,11 @@ class CudaRunner:
         self.cost.verified += 1
         self.cost.verifying += time.perf_counter() - begun
         return said
+
+    def _take_back(self) -> None:
+        """A window comes: a read that was given up may have left the head lent."""
+        if self._loan is not None:
+            self._loan.take_back()
 
     def _window_over(self, ticket: Ticket, slots: Sequence[int]) -> None:
         """Where its experts lay, and where they lie from now on. slots: of the window's rows."""

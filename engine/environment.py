@@ -21,6 +21,7 @@ MOST_SHARE: Final = 100.0
 CARD_FORMS: Final = "STRATA_CARD_FORMS"
 OVERLAP: Final = "STRATA_LAUNCH_OVERLAP"
 KERNEL_CACHE: Final = "STRATA_KERNEL_CACHE"
+HEAD_MOVES: Final = "STRATA_TEST_HEAD_MOVE"
 
 
 def _names(words: str) -> frozenset[str]:
@@ -35,6 +36,8 @@ HERE: Final[dict[str, str]] = {
     f"0: they wait for the whole read. {DEFAULT_SHARE:g} when unset, at most {MOST_SHARE:g}",
     KERNEL_CACHE: "folder for the machine code of a card's kernels, which only a first start compiles; else `strata` "
     "in CUPY_CACHE_DIR, else `strata/cuda` in XDG_CACHE_HOME or ~/.cache",
+    HEAD_MOVES: "switch, for tests: the output head of --prefill-head-alias comes back at another address, which ends the "
+    "engine with an error",
     CARD_FORMS: "0: a card that holds all experts keeps the bytes of the file, not the forms of its own that take a "
     "little more memory; the text is the same, only slower",
     OVERLAP: "0: on a card of compute capability 9.0 or newer a kernel waits for the whole of the one before it, as on "
@@ -98,7 +101,7 @@ def notes(environ: Mapping[str, str]) -> list[str]:
         text = environ[name]
         if not name.startswith("STRATA_") or not text or name in ELSEWHERE:
             continue
-        own = (DEBUG, TRACE, BATCH_MTP, CARD_FORMS)
+        own = (DEBUG, TRACE, BATCH_MTP, CARD_FORMS, HEAD_MOVES)
         is_switch = name in NO_EFFECT_SWITCHES or name in SO_ANYWAY or name in own
         if is_switch and _number(text) is None:
             lines.append(f"{name} is a switch and its value is no whole number: taken as off")

@@ -358,6 +358,14 @@ _WORKING: Final = (
         "the digest of the state that each request leaves goes to the log: equal digests are equal states",
     ),
     _works(CHECKS, "--stats", "off", switch, "counters to the log at the end"),
+    _works(
+        READ,
+        "--prefill-head-alias",
+        "off",
+        switch,
+        "long prompts lay buffers into the output head's VRAM and load it again behind; needs --serve, --mtp and "
+        "--short-read 0",
+    ),
 )
 
 _WHOLE = "keys and values of the whole context have their place from the start"
@@ -447,14 +455,6 @@ _PLANNED: Final = (
     _planned(RAM, _MAPPED, "--resident-budget-gib N", "0", whole(0, MAX_GIB), "RAM for these copies; 0: what is free"),
     _planned(RAM, _MAPPED, "--mmap-experts", "off", switch, "experts from the mapped file, which the system keeps"),
     _planned(READ, _OWN_BUFFERS, "--no-prefill-borrow", "off", switch, "prompt buffers never take cache slots"),
-    _planned(
-        READ,
-        _OWN_BUFFERS,
-        "--prefill-head-alias",
-        "off",
-        switch,
-        "output head and prompt buffers take turns in VRAM; needs --serve, --mtp and --short-read 0",
-    ),
 )
 
 

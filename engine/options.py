@@ -27,6 +27,7 @@ _FOR_A_CACHE: Final = (
     ("--expert-cache", "auto"),
     ("--expert-profile", "none"),
     ("--expert-profile-save", "none"),
+    ("--prefill-head-alias", "off"),
 )
 """The same; a plan takes them for any device."""
 

@@ -66,8 +66,10 @@ EXPERT_COUNTERS = {
     "swapped_mib": "MiB that this has sent over PCIe, both ways.",
 }
 GAUGES = {CACHE + name: text for name, text in CACHE_NOW.items()}
-COUNTERS = {CACHE + name: text for name, text in CACHE_COUNTERS.items()} | {
-    EXPERT + name: text for name, text in EXPERT_COUNTERS.items()
+COUNTERS = {
+    **{CACHE + name: text for name, text in CACHE_COUNTERS.items()},
+    **{EXPERT + name: text for name, text in EXPERT_COUNTERS.items()},
+    "head_loads": "Times that the output head was loaded again behind a prompt that had its memory.",
 }
 """Values of INFO that Prometheus sees as such; the others are labels of one fact."""
 _LABEL = re.compile("(?!__)[a-zA-Z_][a-zA-Z0-9_]*")

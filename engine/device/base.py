@@ -94,6 +94,9 @@ class Device(StateMemory, Protocol):
     def weight(self, w: Weight) -> Weight:
         """A matrix where kernels read it, for good."""
 
+    def output(self, w: Weight) -> Weight:
+        """The output matrix, for good."""
+
     def matrix(self, w: Weight) -> Weight:
         """The same for one that only products read: it may be laid out anew, with the same codes and scales."""
 

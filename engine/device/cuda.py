@@ -27,7 +27,9 @@ from strata.engine.device.arena import ALIGNMENT, MIB, Account, Arena, padded
 from strata.engine.device.base import MAX_ROWS, Bytes, Memory
 from strata.engine.device.driver import Array, CupyDriver, Driver
 from strata.engine.device.loading import Copy, Loading, flat
+from strata.engine.log import log
 from strata.kernels.cuda.backend import CudaKernels
+from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.cuda.draft import keep_rows
 from strata.kernels.cuda.product import linear
 from strata.kernels.cuda.repack import card_form
@@ -39,6 +41,8 @@ STAGING: Final = 8
 """Small copies that may be under way at once."""
 MOST_WORKSPACE: Final = 16 << 30
 """Bytes of a workspace at most: 8,192 rows of the largest model take a fifth of it."""
+PIECES: Final = 8
+"""Sizes that are tried for it."""
 _COUNTERS: Final = 64 << 10
 """Bytes of what the kernels keep beside the workspace."""
 _ROW_INTS: Final = 6
@@ -88,6 +92,12 @@ class Tiers(Protocol):
     def loaded(self) -> None: ...
 
 
+class Lender(Protocol):
+    """Where the output matrix lies that is not among the weights."""
+
+    def bind(self, w: Weight) -> Weight: ...
+
+
 class CudaDevice:
     """The card in use. `driver`: tests put one without hardware here."""
 
@@ -108,6 +118,7 @@ class CudaDevice:
         self.workspace_bytes = 0
         self.table_in_ram = False
         self.tiers: Tiers | None = None
+        self.lender: Lender | None = None
         self.card_forms = False
         ints = MAX_ROWS * _ROW_INTS
         self._rows = self._take(4 * ints, "rows").view(np.int32)
@@ -172,6 +183,10 @@ class CudaDevice:
     def weight(self, w: Weight) -> Weight:
         return Weight(w.type, w.shape, self._promised(w.data))
 
+    def output(self, w: Weight) -> Weight:
+        """In the weights' arena, or where `lender` puts it."""
+        return self.weight(w) if self.lender is None else self.lender.bind(w)
+
     def experts(self, layer: int, stacks: Sequence[Weight]) -> Sequence[Weight]:
         """Like other matrices, or where `tiers` puts them."""
         return [self.matrix(w) for w in stacks] if self.tiers is None else self.tiers.bind(layer, stacks)
@@ -232,16 +247,50 @@ class CudaDevice:
         the parts of blocks that take turns lie in the same bytes. Arrays of passes before become invalid. share: of
         these bytes, for what lives for a whole pass.
         """
-        self._use([])
+        self.use([])
         self.account.give(self.workspace_bytes)
         self.workspace_bytes = 0
-        room = min(self.memory().free - reserve, MOST_WORKSPACE) // (2 * ALIGNMENT) * (2 * ALIGNMENT)
-        if room <= 0:
+        within = self.memory().free - reserve
+        memory = self._most(min(within, MOST_WORKSPACE) // (2 * ALIGNMENT) * (2 * ALIGNMENT))
+        if memory is None:
             return False
-        memory = self._take(room, "the workspace")
-        edge = int(room * share) // ALIGNMENT * ALIGNMENT
-        self._use([memory[:edge], memory[edge:], memory[edge:]])
+        room = int(memory.size)
+        peaks = self._peaks(memory, runs, share)
         del memory
+        self.account.give(room)
+        memory = None if peaks is None or sum(peaks) > within else self._most(sum(peaks), tries=1)
+        if peaks is None or memory is None:
+            return False
+        self.workspace_bytes = sum(peaks)
+        self.use(_cut(memory, peaks))
+        return True
+
+    def _most(self, n_bytes: int, tries: int = PIECES) -> Array | None:
+        """A piece of so many bytes for the workspace; where the card does not give it, one of three quarters, and so
+        on. None: none of them is there."""
+        for _ in range(tries):
+            if n_bytes <= 0:
+                return None
+            try:
+                return self._take(n_bytes, "the workspace")
+            except DeviceError as error:
+                log(str(error))
+            n_bytes = n_bytes * 3 // 4 // (2 * ALIGNMENT) * (2 * ALIGNMENT)
+        return None
+
+    def fit_in(self, memory: Array, runs: Callable[[], None], share: float) -> list[Array] | None:
+        """The same in memory of the caller: the parts that are in use now; None: it is too small."""
+        peaks = self._peaks(memory, runs, share)
+        if peaks is None or sum(peaks) > memory.size:
+            return None
+        parts = _cut(memory, peaks)
+        self.use(parts)
+        return parts
+
+    def _peaks(self, memory: Array, runs: Callable[[], None], share: float) -> list[int] | None:
+        """What `runs` need of each part; None: more than there is."""
+        edge = int(memory.size * share) // ALIGNMENT * ALIGNMENT
+        self.use([memory[:edge], memory[edge:], memory[edge:]])
         try:
             runs()
             fits = True
@@ -249,16 +298,12 @@ class CudaDevice:
             fits = False
         self.driver.synchronize()
         peaks = [space.peak for space in self._spaces]
-        self._use([])
-        self.account.give(room)
-        if fits:
-            self.workspace_bytes = sum(peaks)
-            memory = self._take(self.workspace_bytes, "the workspace")
-            edges = np.cumsum([0, *peaks]).tolist()
-            self._use([memory[begin:end] for begin, end in pairwise(edges)])
-        return fits
+        self.use([])
+        return peaks if fits else None
 
-    def _use(self, parts: list[Array]) -> None:
+    def use(self, parts: list[Array]) -> None:
+        """Passes from now on lie in these parts: the whole pass's, and two that blocks take in turn. Arrays of passes
+        before become invalid."""
         self._spaces = [Workspace(part) for part in parts]
         self.kernels.workspace = self._spaces[0] if parts else self._counters
 
@@ -359,3 +404,8 @@ class CudaDevice:
         for i, row in enumerate(rows.tolist()):
             self.driver.copy(taken[i], x[row])
         return taken
+
+
+def _cut(memory: Array, sizes: Sequence[int]) -> list[Array]:
+    """Pieces of these sizes, one behind the other."""
+    return [memory[begin:end] for begin, end in pairwise(np.cumsum([0, *sizes]).tolist())]

@@ -90,6 +90,9 @@ class HostDevice(HostMemory):
     def weight(self, w: Weight) -> Weight:
         return w
 
+    def output(self, w: Weight) -> Weight:
+        return self.weight(w)
+
     def matrix(self, w: Weight) -> Weight:
         return self.weight(w)
 

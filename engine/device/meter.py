@@ -30,13 +30,14 @@ class Meter(HostDevice):
     """`weights` and `table_bytes`: what was bound; `state`: `zeros` and `mirror` together.
 
     stacks         of the weights, those of the layers' experts · expert_sizes: of an expert's gate, up and down a layer
+    head           of the weights, the output matrix
     forms          what the card forms of matrices and stacks take more · stack_forms: of the stacks alone
     """
 
     def __init__(self, sides: int) -> None:
         super().__init__("reference")
         self.sides = sides
-        self.weights = self.stacks = self.forms = self.stack_forms = self.table_bytes = self.state = 0
+        self.weights = self.stacks = self.forms = self.stack_forms = self.head = self.table_bytes = self.state = 0
         self.expert_sizes: list[tuple[int, int, int]] = []
 
     def put(self, array: npt.NDArray[Any]) -> Array:
@@ -46,6 +47,10 @@ class Meter(HostDevice):
     def weight(self, w: Weight) -> Weight:
         self.weights += padded(w.data.nbytes)
         return w
+
+    def output(self, w: Weight) -> Weight:
+        self.head = padded(w.data.nbytes)
+        return self.weight(w)
 
     def matrix(self, w: Weight) -> Weight:
         self.forms += form_bytes(w)

@@ -5,7 +5,7 @@ addresses of its experts' gate, up and down, wherever they are: windows and shor
 over PCIe, long prompts through the ring. The same kernels compute all of them, so where an expert lies never changes a
 bit.
 
-    store = ExpertStore(device, placement, ring_bytes=..., remedy=...)
+    store = ExpertStore(device, placement, ring=..., remedy=...)
     stacks = store.bind(layer, stacks)        # for every layer in order
     device.load() ... device.loaded(); store.loaded()
     store.swap(swaps)                         # between windows and prompts
@@ -71,21 +71,21 @@ class _Layer:
 
 
 class ExpertStore:
-    """stream_min: rows from which a chunk reads missing experts through the ring.
+    """ring: memory of the ring, uint8 · stream_min: rows from which a chunk reads missing experts through the ring.
 
     hits       of the rows of the last window: picks that lay in the cache
     counters   int32 (layers, experts + 1): picks of windows so far, and behind them the missing experts they have read
     """
 
     def __init__(
-        self, card: Card, placement: Placement, ring_bytes: int, remedy: str, stream_min: int = STREAM_MIN
+        self, card: Card, placement: Placement, ring: Array, remedy: str, stream_min: int = STREAM_MIN
     ) -> None:
         self.placement = placement
         self._card = card
         self._driver = card.driver
         self._stream_min = stream_min
         self._cache = card.account.take(placement.cache_bytes, "the expert cache", remedy)
-        self._ring = Ring(card.driver, card.account.take(ring_bytes, "the ring of streamed experts", remedy))
+        self._ring = Ring(card.driver, ring)
         card.driver.zero(self._cache)
         self.hits = card.fixed(4 * WINDOW_ROWS).view(np.int32)
         layers, experts = placement.begins.shape
@@ -142,6 +142,10 @@ class ExpertStore:
 
     def loaded(self) -> None:
         """All bytes are there: what prompts have brought over before means nothing."""
+        self._ring.forget()
+
+    def forget_streamed(self) -> None:
+        """The ring's memory was something else's meanwhile: what is copied there comes behind all that is queued."""
         self._ring.forget()
 
     def swap(self, swaps: Iterable[Swap]) -> None:

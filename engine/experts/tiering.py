@@ -12,7 +12,10 @@ from strata.engine.device.arena import MIB, shown
 from strata.engine.device.meter import Meter
 from strata.engine.experts.placement import ExpertSize
 from strata.engine.experts.plan import Asked, Model, TierPlan, plan_tiers
+from strata.engine.experts.ring import BUFFERS, ring_bytes
+from strata.engine.memory.card import RING
 from strata.engine.memory.figures import DoesNotFit
+from strata.engine.memory.loan import LoanRoom
 from strata.engine.memory.plan import CACHE_FIRST
 from strata.engine.memory.price import GRID, Price, prompt_shape
 from strata.engine.memory.prompt import OWN_AUTO
@@ -33,6 +36,25 @@ class Tiering:
         self._asked = asked
         sizes = tuple(ExpertSize(*each) for each in meter.expert_sizes)
         self._model = Model(sizes, pack.spec.experts, self._price, min(flags.MAX_CHUNK, max_context))
+
+    @property
+    def price(self) -> Price:
+        """Of a chunk's workspace."""
+        return self._price
+
+    def loan_room(self, own: int, head: int, stays: int) -> LoanRoom:
+        """What a prompt could do with the memory of the output head beside so much of its own."""
+        model, whole = self._model, BUFFERS * self._model.experts
+        ring = ring_bytes(self._asked.ring or whole, model.largest)
+        return LoanRoom(
+            own=own,
+            head=head,
+            most=min(self._asked.prefill or model.most, model.most),
+            ring=min(ring_bytes(min(RING, whole), model.largest), ring),
+            ring_step=BUFFERS * model.largest,
+            ring_most=ring,
+            stays=stays,
+        )
 
     def fit_whole(self, left: int) -> bool:
         """Whether all experts are to lie in VRAM: they are wanted there, and what is left behind weights and state has
@@ -55,10 +77,10 @@ class Tiering:
         except DoesNotFit as error:
             raise DeviceError(str(error)) from None
 
-    def share(self, chunk: int) -> float:
-        """Of a chunk's workspace, what lives for a whole pass."""
+    def share(self, chunk: int, beside: int = 0) -> float:
+        """Of a chunk's workspace, what lives for a whole pass, with so many bytes beside the pass's own."""
         whole, mixers, experts = self._price.parts(chunk)
-        whole = max(whole, self._price.windows)
+        whole = max(whole, self._price.windows) + beside
         return whole / (whole + max(mixers, experts))
 
 

@@ -7,8 +7,10 @@ in place   the reserve is smaller than the head, which could then not come back:
 
 `refusal` says why the option cannot be used at all; `plan` how it is used, or why it gains nothing here.
 
+The engine itself lends in place and without slots: loan.py says what lies where, engine/model/head_loan.py does it.
+
 Units    bytes, tokens
-Errors   none: a refusal is a text
+Errors   Refused of `require_alias`; elsewhere a refusal is a text
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Final
 
 from strata.engine.memory.cache import Slots
 from strata.engine.memory.prompt import Price, PromptLayout, hybrid
+from strata.engine.options import Options, Refused
 
 FLAG: Final = "--prefill-head-alias"
 CANDIDATES: Final = (2048, 1536, 1024, 512)
@@ -47,6 +50,23 @@ class AliasConditions:
     head: bool = True
     borrow: bool = True
     profile: bool = False
+
+
+def require_alias(options: Options, head: bool) -> None:
+    """Raises Refused with the reason and the remedy when the head's memory is to be lent and cannot be. head: the model
+    has one of its own. The engine lends the head alone and no slots, so it asks for no profile."""
+    given = AliasConditions(
+        serve=options.serve,
+        batch=options.batch,
+        short_read=options.short_read,
+        expert_cache=options.expert_cache,
+        mtp=options.mtp is not None,
+        head=head,
+        profile=True,
+    )
+    reason = refusal(given) if options.prefill_head_alias else None
+    if reason is not None:
+        raise Refused(reason)
 
 
 def refusal(given: AliasConditions) -> str | None:

@@ -82,7 +82,7 @@ class _Proposal:
 
 
 class CardDrafter:
-    """`layer` with the pages of `book`, for windows of at most `most_rows` rows."""
+    """`layer` with the pages of `book`, for windows of at most `most_rows` rows. pass_rows: of a prompt, at once."""
 
     def __init__(self, device: CudaDevice, layer: DraftLayer, book: DraftBook, most_rows: int) -> None:
         self.book = book
@@ -102,13 +102,14 @@ class CardDrafter:
         self._staging = Staging(driver, 4 * max(2 * most_rows, _STEP_INTS))
         self._graphs: dict[int | None, Graph] = {}
         self._budget = spec.index_budget
+        self.pass_rows = min(DRAFT_ROWS, book.most)
         self._proposals: dict[int, _Proposal] = {}
 
     # ---------------------------------------------------------------------------------------------------------- reads
 
     def read(self, slot: int, tokens: I32, x: Array) -> None:
         """A prompt chunk, right behind its pass. What follows its last token is not known: that row is left out."""
-        most = min(DRAFT_ROWS, self.book.most)
+        most = self.pass_rows
         for begin in range(0, len(tokens) - 1, most):
             ids = tokens[begin + 1 : begin + 1 + most]
             place = self.book.place(slot, len(ids))

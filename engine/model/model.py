@@ -98,6 +98,11 @@ class Model:
             stage(x, rows, state)
         return self._head(self.device.take(x, wanted)) if len(wanted) else None, x
 
+    def logits(self, x: F32) -> F32:
+        """Logits (n, vocab) of residuals x (n, C, H) that do not lie in a workspace: a pass of its own."""
+        self.device.begin()
+        return self._head(x)
+
     def check(self, rows: Rows, state: StatePool) -> None:
         """ValueError unless each segment continues its slot and every token is in the vocabulary."""
         for slot, begin, _ in rows.segments.tolist():

@@ -15,6 +15,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Final
 
@@ -26,19 +28,22 @@ from strata.engine.device.host import ram
 from strata.engine.device.meter import Meter
 from strata.engine.draft.book import DraftBook
 from strata.engine.environment import card_forms
-from strata.engine.experts.plan import Asked
+from strata.engine.experts.plan import Asked, TierPlan
 from strata.engine.experts.store import STREAM_MIN, ExpertStore
 from strata.engine.experts.tiering import Tiering, require_ram
 from strata.engine.log import log
 from strata.engine.memory.forms import takes_forms
+from strata.engine.memory.loan import STAYS, LoanPlan, Planner, beside
 from strata.engine.model.card_drafter import CardDrafter, CardDrafts
 from strata.engine.model.draft import DRAFT_ROWS, DraftLayer
+from strata.engine.model.head_loan import DRAFT_ROWS as LENT_DRAFT_ROWS
+from strata.engine.model.head_loan import HeadLoan
 from strata.engine.model.model import Model, bind
 from strata.engine.model.rows import Rows
 from strata.engine.model.tape import tape_bytes
 from strata.engine.model.weights import rope_table
 from strata.engine.model.window import Layout, Windows
-from strata.engine.pack import Pack
+from strata.engine.pack import ModelSpec, Pack
 from strata.engine.state.plan import StatePlan
 from strata.engine.state.slots import StatePool
 from strata.kernels.cuda.compile import DeviceError
@@ -47,6 +52,8 @@ from strata.kernels.cuda.sample import MAX_RECENT
 WINDOW_ROWS: Final = 8
 RESERVE: Final = 512 * MIB
 """VRAM that stays free: the driver's share of graphs and kernels, and the desktop."""
+FIXED: Final = 16 * MIB
+"""VRAM of what is taken behind a loan's plan: tables of addresses, buffers of windows."""
 TABLE_ROOM: Final = 3 << 30
 """VRAM that must remain for the workspace when `auto` puts the n-gram table into VRAM."""
 NO_DRAFTS: Final = CardDrafts()
@@ -64,10 +71,13 @@ class Resident:
     logits    rows of a pass whose logits are wanted, at most
     drafts    what there is of them
     experts   how many are wanted in VRAM; None: all of them, or it is an error
+    loan      what prompts do with the output head's memory; None: nothing · head_moves: a test hook of that
     """
 
     store: ExpertStore | None
     """Where experts lie that do not all fit; None where they do."""
+    loan: HeadLoan | None
+    """The loan of the head's memory; None where there is none."""
 
     def __init__(
         self,
@@ -86,6 +96,8 @@ class Resident:
         drafts: CardDrafts = NO_DRAFTS,
         experts: Asked | None = None,
         stream_min: int = STREAM_MIN,
+        loan: Planner | None = None,
+        head_moves: bool = False,
     ) -> None:
         self.device = device
         self._verify = drafts.verify
@@ -113,12 +125,24 @@ class Resident:
             planned = plan(max(meter.state, room) - drafts.page_bytes(WINDOW_ROWS, kv))
             n_slots, n_checkpoints, meter.state = 1 + planned.n_slots, planned.n_checkpoints, 0
             measure(n_slots, n_checkpoints)
-        if tiers is None:
-            self._choose_forms(meter, self.device.memory().free - self._weights(meter) - meter.state - tape)
+        left = self.device.memory().free - self._weights(meter) - meter.state - tape
+        tier_plan = None if tiers is None else tiers.plan(left)
+        if tier_plan is None:
+            self._choose_forms(meter, left)
+        lending = (
+            None if loan is None else self._plan_loan(loan, tiers, tier_plan, left, meter.head, drafts, stream_min)
+        )
+        self.loan = None
+        if lending is not None:
+            meter.weights -= meter.head
+            row = 1, pack.spec.streams, pack.spec.hidden
+            self.loan = device.lender = HeadLoan(device, lending, meter.head, row, head_moves)
         self._open_arenas(meter)
-        share, self.store = 0.5, None
-        if tiers is not None:
-            chunks, reserve, share = self._open_tiers(tiers, tape, stream_min)
+        share: Callable[[int], float] = _half
+        self.store = None
+        if tiers is not None and tier_plan is not None:
+            chunks, reserve = self._open_tiers(tiers, tier_plan, stream_min)
+            share = partial(self._share, tiers, drafts.spec)
         self.model = Model(pack, device, max_context)
         self.state = self.model.new_state(n_slots, kv, n_checkpoints)
         self.drafter = self._drafter(drafts, n_slots - 1, kv)
@@ -127,10 +151,15 @@ class Resident:
         self.windows = Windows(self.model, self.state, device, WINDOW_ROWS, self.drafter)
         device.load()
         try:
-            self.chunk = self._fit([n for n in chunks if n <= max_context] or [max_context], logits, reserve, share)
+            if self.loan is not None and tiers is not None:
+                self.chunk = self._fit_loan(self.loan, tiers, logits)
+            else:
+                self.chunk = self._fit([n for n in chunks if n <= max_context] or [max_context], logits, reserve, share)
             self._rehearse(self.layouts(1)[0])
             device.driver.synchronize()
             device.loaded()
+            if self.loan is not None:
+                self.loan.loaded()
         except BaseException:
             device.close()
             raise
@@ -142,6 +171,8 @@ class Resident:
             return None
         layer = DraftLayer(drafts.layer, self.device, self.model.rope, self.model.ends)
         drafter = CardDrafter(self.device, layer, DraftBook(self.state, pages), WINDOW_ROWS)
+        if self.loan is not None:
+            drafter.pass_rows = min(drafter.pass_rows, LENT_DRAFT_ROWS)
         self.state.copied = drafter.copied
         return drafter
 
@@ -163,17 +194,51 @@ class Resident:
             meter.weights += meter.forms
             self.expert_bytes += meter.stack_forms
 
-    def _open_tiers(self, tiers: Tiering, tape: int, stream_min: int) -> tuple[Sequence[int], int, float]:
-        """Take what experts in two memories need. The chunks to try, what stays free, `share` of `fit`."""
-        planned = tiers.plan(self.device.memory().free - tape)
-        for line in planned.said:
+    def _plan_loan(
+        self,
+        loan: Planner,
+        tiers: Tiering | None,
+        planned: TierPlan | None,
+        left: int,
+        head: int,
+        drafts: CardDrafts,
+        stream_min: int,
+    ) -> LoanPlan | None:
+        """What prompts do with the head's memory; None, and said, where it gains nothing."""
+        if tiers is None or planned is None:
+            log("head alias: all experts lie in VRAM, so the head stays")
+            return None
+        own = left - planned.placement.cache_bytes - planned.reserve - FIXED
+        room = tiers.loan_room(own, head, min(STAYS, stream_min - 1))
+        if drafts.spec is not None:
+            room = replace(room, beside=beside(LENT_DRAFT_ROWS, drafts.spec.wide, drafts.spec.hidden))
+        found = loan(room, tiers.price)
+        if found is None:
+            log(f"head alias: with {shown(head)} of the head chunks would be no longer, so it stays")
+        return found
+
+    def _open_tiers(self, tiers: Tiering, planned: TierPlan, stream_min: int) -> tuple[Sequence[int], int]:
+        """Take what experts in two memories need. The chunks to try, and what stays free."""
+        for line in planned.said[: -1 if self.loan is not None else None]:
             log(line)
         require_ram(planned.placement.missing_bytes, ram().free)
         remedy = "use a smaller --expert-cache"
-        self.store = ExpertStore(self.device, planned.placement, planned.ring_bytes, remedy, stream_min)
+        if self.loan is not None:
+            ring = self.loan.ring
+        else:
+            ring = self.device.account.take(planned.ring_bytes, "the ring of streamed experts", remedy)
+        self.store = ExpertStore(self.device, planned.placement, ring, remedy, stream_min)
+        if self.loan is not None:
+            self.loan.follow(self.store)
         self.device.tiers = self.store
         self.experts_in_vram, self.expert_bytes = planned.placement.in_cache, planned.placement.cache_bytes
-        return planned.chunks, planned.reserve, tiers.share(planned.chunks[0])
+        return planned.chunks, planned.reserve
+
+    @staticmethod
+    def _share(tiers: Tiering, drafts: ModelSpec | None, chunk: int) -> float:
+        """`share` of `fit`."""
+        rows = min(chunk, DRAFT_ROWS)
+        return tiers.share(chunk, 0 if drafts is None else beside(rows, drafts.wide, drafts.hidden))
 
     def _left(self, meter: Meter) -> int:
         """Free bytes behind weights and reserve."""
@@ -224,11 +289,12 @@ class Resident:
             self.drafter.prepare()
             self.drafter.book.state.reset(0)
 
-    def _fit(self, chunks: Sequence[int], logits: int, reserve: int, share: float) -> int:
+    def _fit(self, chunks: Sequence[int], logits: int, reserve: int, share: Callable[[int], float]) -> int:
         """The largest chunk that there is a workspace for."""
         for chunk in chunks:
             self.state.reserve(0, chunk)
-            fits = self.device.fit(lambda n=chunk: self._first(n, min(n, logits)), reserve, share)  # type: ignore[misc]
+            first = partial(self._first, chunk, min(chunk, logits))
+            fits = self.device.fit(first, reserve, share(chunk))
             self.state.reset(0)
             if fits:
                 log(f"prompt chunk {chunk}: {shown(self.device.workspace_bytes)} of workspace")
@@ -237,6 +303,27 @@ class Resident:
             f"the workspace of a prompt chunk of {chunks[-1]} does not fit: {shown(self.device.memory().free)} are "
             f"free, {shown(reserve)} of them stay free; use a smaller --max-context or --prefill, or a smaller file"
         )
+
+    def _fit_loan(self, loan: HeadLoan, tiers: Tiering, logits: int) -> int:
+        """The workspaces of reads that leave the head and of those that have its memory; the chunk of these."""
+
+        def short(rows: int) -> None:
+            self.state.reserve(0, rows)
+            try:
+                self._first(rows, min(rows, logits))
+            finally:
+                self.state.reset(0)
+
+        def long(rows: int) -> None:
+            self.state.reserve(0, rows)
+            try:
+                self.device.driver.precompile(lambda: self._prompt(rows, 0))
+                self._prompt(rows, 0)
+            finally:
+                self.state.reset(0)
+
+        loan.fit_own(short, tiers.share(loan.plan.stays, loan.plan.beside))
+        return loan.fit_lent(long)
 
     def _first(self, chunk: int, logits: int) -> None:
         """The largest passes, behind the compilation of what they and all windows launch."""
@@ -260,19 +347,28 @@ class Resident:
 
     def _largest(self, chunk: int, logits: int) -> None:
         """The passes that need the most workspace."""
+        self._prompt(chunk, logits)
+        self.windows.rehearse(Layout(WINDOW_ROWS, WINDOW_ROWS, WINDOW_ROWS, MAX_RECENT))
+        if self._verify > 1:
+            self.windows.rehearse(Layout(WINDOW_ROWS, 1, WINDOW_ROWS, MAX_RECENT, verifies=True))
+
+    def _prompt(self, chunk: int, logits: int) -> None:
+        """A chunk at the beginning of slot 0, and what the draft layer does behind it."""
         rows = Rows.of([(0, 0, np.zeros(chunk, np.int32))])
         self.device.expect(None)
         wanted = np.arange(chunk - logits, chunk)
         _, x = self.model.compute(self.state.located(rows).placed(self.device), self.state, wanted)
         if self.drafter is not None:
-            n = min(chunk, DRAFT_ROWS, self.drafter.book.most)
+            n = min(chunk, self.drafter.pass_rows)
             self.drafter.book.place(0, n)
             self.drafter.pass_over(Rows.of([(0, 0, np.zeros(n, np.int32))]), x[:n])
-        self.windows.rehearse(Layout(WINDOW_ROWS, WINDOW_ROWS, WINDOW_ROWS, MAX_RECENT))
-        if self._verify > 1:
-            self.windows.rehearse(Layout(WINDOW_ROWS, 1, WINDOW_ROWS, MAX_RECENT, verifies=True))
 
     def _rehearse(self, layout: Layout) -> None:
         self.state.reserve(0, 1)
         self.windows.rehearse(layout)
         self.state.reset(0)
+
+
+def _half(chunk: int) -> float:
+    """`share` of `fit`, where a pass has room to spare."""
+    return 0.5

@@ -163,7 +163,7 @@ def embedding_table(pack: Pack, device: Device) -> Weight:
 
 
 def output_matrix(pack: Pack, device: Device) -> Weight:
-    return device.weight(pack.weight("output.weight"))
+    return device.output(pack.weight("output.weight"))
 
 
 def rope_table(spec: ModelSpec, positions: int, device: Device) -> Rope:

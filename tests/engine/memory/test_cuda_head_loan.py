@@ -1,0 +1,52 @@
+"""The start of the full-size model on an 8 GB card whose head is lent: longer chunks, and no byte of the reserve."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+from strata.engine.capacity import state_plan
+from strata.engine.device import cuda
+from strata.engine.device.arena import MIB
+from strata.engine.device.base import Memory
+from strata.engine.device.cuda import CudaDevice
+from strata.engine.experts.plan import Asked
+from strata.engine.memory.loan import plan_loan
+from strata.engine.model import resident
+from strata.engine.model.card_drafter import CardDrafts
+from strata.engine.model.resident import Resident
+from strata.engine.options import Options, fitted
+from strata.engine.pack import open_draft, open_pack
+
+LIMIT_MIB, RESERVE_MIB, CONTEXT = 8151, 590, 29_880
+
+
+@pytest.fixture
+def start(counting, full_pack, full_draft, monkeypatch):
+    """The model with a loan on a card that only counts; nothing is read from the file."""
+    monkeypatch.setattr(cuda, "Loading", mock.Mock())
+    monkeypatch.setattr(resident, "ram", lambda: Memory(1 << 40, 1 << 40))
+    pack = open_pack(full_pack)
+    options = Options(
+        pack=str(full_pack), device="cuda", kv="int8", max_context=CONTEXT, prompt_cache=3, mtp="", spec=4
+    )
+    options = fitted(options, pack.spec)
+    return Resident(
+        pack,
+        CudaDevice(LIMIT_MIB, counting),
+        max_context=CONTEXT,
+        plan=lambda free: state_plan(options, pack.spec, free, 2),
+        kv=options.kv,
+        table="ram",
+        drafts=CardDrafts(options.spec, open_draft(pack, full_draft), options.draft_slots, options.draft_context),
+        experts=Asked(0, None, RESERVE_MIB * MIB, True),
+        loan=plan_loan,
+    )
+
+
+def test_an_8_gb_card_reads_in_longer_chunks_and_keeps_its_reserve(start):
+    loan, free = start.loan, start.device.memory().free
+    assert loan is not None and start.chunk == loan.plan.chunk >= 1.7 * loan.plan.plain
+    assert loan.stays == 512 and loan.plan.lent_bytes > 250 * MIB
+    assert RESERVE_MIB <= free / MIB < RESERVE_MIB + 24
