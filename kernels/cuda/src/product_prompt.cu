@@ -431,13 +431,24 @@ DEVICE void store_tile(const Arguments& a, const float (&acc)[MT][NT][4], const 
         const int own = column + 8 * (i >> 1) + (i & 1);
         at[i] = MODE == DENSE ? w.begin + own : a.order[w.begin + min(own, w.count - 1)];
     }
-    if (MODE != GATE_UP && !joins && left >= ROWS) {
+    if (MODE != GATE_UP && left >= ROWS) {
 #pragma unroll
         for (int i = 0; i < 2 * NT; i++) {
+            if (column + 8 * (i >> 1) + (i & 1) >= w.count || (MODE != DENSE && i >> 1 >= eights)) continue;
             float* line = out + (u64)(u32)at[i] * (u32)w.rows;
-            if (column + 8 * (i >> 1) + (i & 1) < w.count && (MODE == DENSE || i >> 1 < eights))
+            float y[2 * MT];
 #pragma unroll
-                for (int r = 0; r < 2 * MT; r++) line[8 * r] = acc[r >> 1][i >> 1][2 * (r & 1) + (i & 1)];
+            for (int r = 0; r < 2 * MT; r++) y[r] = acc[r >> 1][i >> 1][2 * (r & 1) + (i & 1)];
+            if (joins) {
+                const float weight = sigmoid_f32(a.join[at[i]]);
+                float before[2 * MT];
+#pragma unroll
+                for (int r = 0; r < 2 * MT; r++) before[r] = line[8 * r];
+#pragma unroll
+                for (int r = 0; r < 2 * MT; r++) y[r] = fmaf(weight, y[r], before[r]);
+            }
+#pragma unroll
+            for (int r = 0; r < 2 * MT; r++) line[8 * r] = y[r];
         }
         return;
     }
