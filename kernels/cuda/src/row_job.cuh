@@ -84,18 +84,20 @@ struct Terms {
     }
 };
 
-// A sum over the items of a row, in their order. It waits for itself, so its next terms are read meanwhile.
-DEVICE float add_items(const float* terms, const float* scales, int items) {
-    const int count = items * Terms::PARTS_OF_ITEM;
+// A sum over the items of a row, in their order. It waits for itself, so its next terms are read meanwhile, behind the last
+// item those of whatever lies there: a read that depended on the end would cost a copy of every term.
+DEVICE float add_items(const float* terms, const float* scales) {
+    enum { COUNT = ITEMS * Terms::PARTS_OF_ITEM };
     float sum = 0.0f;
-    Terms next;
-    next.load(terms, scales, 0);
+    Terms now;
+    now.load(terms, scales, 0);
 #pragma unroll 2
-    for (int i = 1; i <= count; i++) {
-        const Terms now = next;
-        if (i < count) next.load(terms, scales, i);
+    for (int i = 1; i <= COUNT; i++) {
+        Terms next;
+        next.load(terms, scales, i);
 #pragma unroll
         for (int k = 0; k < Terms::ALL; k++) sum = fmaf(now.t[k], now.d[k / I::PER], sum);
+        now = next;
     }
     return sum;
 }
@@ -109,7 +111,7 @@ DEVICE void add_strip(const Arguments& a, const u8* shared, const Segment* segme
     const int lane = threadIdx.x & 31, half = MODE == GATE_UP ? lane >> 4 : 0, i = lane % SUMS;
     const int r = i / COLUMNS, column = i % COLUMNS, row = turn.input + min(column, COLUMNS > 1 ? a.n - 1 : 0);
     const float* own = terms + (half * a.strip * COLUMNS + min(i, turn.rows * COLUMNS - 1)) * TERM_PITCH;
-    const float sum = add_items(own, (const float*)(shared + a.at_scales) + row * SCALE_PITCH, (int)ITEMS);
+    const float sum = add_items(own, (const float*)(shared + a.at_scales) + row * SCALE_PITCH);
     const float up = MODE == GATE_UP ? __shfl_down_sync(~0u, sum, 16) : 0.0f;
     if (r >= turn.rows || half || (COLUMNS > 1 && column >= a.n)) return;
     float* to = segment.out + turn.before + r + (COLUMNS > 1 ? (long long)column * segment.pitch : 0);
