@@ -92,21 +92,25 @@ DEVICE void stream_terms(u8* memory, int rows, int stream) {
     }
 }
 
-struct Span2 {  // terms of two spans, and their scales
-    float t[2 * SPAN_TERMS], d[2];
+struct Batch {  // terms of some spans, and their scales
+    static constexpr int LENGTH = STREAM_SPANS % 8 ? 4 : 8;  // a read takes as long as the additions of eight
+    float t[LENGTH * SPAN_TERMS], d[LENGTH];
 
     DEVICE void load(const float* terms, const float* scales) {
 #pragma unroll
-        for (int i = 0; i < 2 * SPAN_TERMS; i += 2) {
-            const float2 v = *(const float2*)(terms + i);
-            t[i] = v.x, t[i + 1] = v.y;
+        for (int i = 0; i < LENGTH * SPAN_TERMS; i += 4) {
+            const float4 v = *(const float4*)(terms + i);
+            t[i] = v.x, t[i + 1] = v.y, t[i + 2] = v.z, t[i + 3] = v.w;
         }
-        const float2 v = *(const float2*)scales;
-        d[0] = v.x, d[1] = v.y;
+#pragma unroll
+        for (int i = 0; i < LENGTH; i += 4) {
+            const float4 v = *(const float4*)(scales + i);
+            d[i] = v.x, d[i + 1] = v.y, d[i + 2] = v.z, d[i + 3] = v.w;
+        }
     }
     DEVICE float add(float sum) const {
 #pragma unroll
-        for (int i = 0; i < 2 * SPAN_TERMS; i++) sum = fmaf(t[i], d[i / SPAN_TERMS], sum);
+        for (int i = 0; i < LENGTH * SPAN_TERMS; i++) sum = fmaf(t[i], d[i / SPAN_TERMS], sum);
         return sum;
     }
 };
@@ -114,27 +118,21 @@ struct Span2 {  // terms of two spans, and their scales
 // The terms of a row in their order; those of the next spans are read while these are added. `ready`: for each stream
 // whether its terms are there. Whole warps.
 DEVICE float sum_of_row(const float* terms, const float* scales, const Ready* ready) {
-    constexpr int PAIRS = STREAM_SPANS / 2, DEPTH = 4;  // of a stream
-    static_assert(PAIRS % 2 == 0 && STREAM_SPANS % 4 == 0, "a stream has 4 * PER_THREAD spans");
-    constexpr int AHEAD = PAIRS % DEPTH ? 2 : DEPTH;
-    Span2 next[AHEAD];
+    constexpr int OF_STREAM = STREAM_SPANS / Batch::LENGTH, ALL = STREAMS * OF_STREAM;
+    static_assert(ALL % 2 == 0, "two batches a turn");
+    Batch held[2];
     ready_wait(ready);
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) next[i].load(terms + 2 * i * SPAN_TERMS, scales + 2 * i);
+    held[0].load(terms, scales);
     float sum = 0.0f;
+    int end = OF_STREAM;  // of the streams that are there
 #pragma unroll 1
-    for (int stream = 0; stream < STREAMS; stream++) {
-#pragma unroll 1
-        for (int first = 0; first < PAIRS; first += AHEAD) {
-            const bool last = first + AHEAD == PAIRS;
-            if (last && stream + 1 < STREAMS) ready_wait(ready + stream + 1);
-            terms += 2 * AHEAD * SPAN_TERMS, scales += 2 * AHEAD;
+    for (int first = 0; first < ALL; first += 2) {
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                const Span2 now = next[i];
-                if (!last || stream + 1 < STREAMS) next[i].load(terms + 2 * i * SPAN_TERMS, scales + 2 * i);
-                sum = now.add(sum);
-            }
+        for (int i = 0; i < 2; i++) {
+            const int next = min(first + i + 1, ALL - 1);
+            if (next == end) ready_wait(++ready), end += OF_STREAM;
+            held[i ^ 1].load(terms + next * (Batch::LENGTH * SPAN_TERMS), scales + next * Batch::LENGTH);
+            sum = held[i].add(sum);
         }
     }
     return sum;
