@@ -46,11 +46,14 @@ Key = tuple[Any, ...]
 """Of a product: type, mode, rows of its matrices, columns, experts of a row."""
 
 ROW_WAYS = tuple(
-    RowTuning(warps=warps, depth=depth, terms_room=room << 10, apart=apart)
-    for warps, depth in ((16, 1), (16, 2), (16, 3), (24, 1), (24, 2), (12, 2), (8, 3), (32, 1))
+    RowTuning(lanes=lanes, warps=warps, depth=depth, terms_room=room << 10, apart=apart)
+    for lanes, warps, depth in (
+        (None, 16, 1), (None, 16, 2), (None, 16, 3), (None, 24, 1), (None, 24, 2), (None, 12, 2), (None, 8, 3),
+        (1, 16, 1), (1, 16, 2), (1, 12, 2), (1, 8, 2), (1, 24, 1),
+    )
     for room in (24, 48)
     for apart in (False, True)
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
