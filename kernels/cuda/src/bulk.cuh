@@ -6,6 +6,13 @@
 //
 // Addresses and sizes are multiples of 16.
 
+// Before runs to memory that this block has written itself, behind a barrier.
+DEVICE void runs_may_write() {
+#if BULK
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 struct Runs {
     u32 barriers;  // of this warp's runs, in shared memory; not used without BULK
 

@@ -78,6 +78,7 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE)
         inputs_ready();
         if (job.warp == 0) job.finder.find(&found);
         __syncthreads();
+        picked::runs_may_write();  // where the shared expert's part was
         job.begin(found);
         job.work(found);
     }

@@ -521,6 +521,7 @@ static inline void ptx_mbarrier_test_wait_parity_shared_b64(unsigned& done, unsi
     done = (mbarrier_at(address)->ended & 1) != parity;
 }
 static inline void ptx_fence_mbarrier_init_release_cluster() {}
+static inline void ptx_fence_proxy_async_shared__cta() {}
 static inline void bulk_land(const emulated::Bulk& copy) {
     std::memcpy(copy.to, copy.from, copy.n);
     mbarrier_came(copy.barrier, 0, -copy.n);
