@@ -177,7 +177,14 @@ class CudaRunner:
                     options.draft_slots,
                     options.draft_context,
                 ),
-                experts=Asked(options.expert_cache, profile, *reserve_of(options), chunk),
+                experts=Asked(
+                    options.expert_cache,
+                    profile,
+                    *reserve_of(options),
+                    chunk,
+                    pcie=options.pcie_share,
+                    threads=options.helping_threads,
+                ),
                 loan=loan if options.prefill_head_alias else None,
                 head_moves=environment.is_on(os.environ.get(environment.HEAD_MOVES)),
             )
@@ -256,6 +263,7 @@ class CudaRunner:
             "arena_mib": 0 if store is None else store.placement.missing_bytes // MIB,
             "head_alias": int(self._loan is not None),
             "head_lent_mib": 0 if self._loan is None else self._loan.plan.lent_bytes // MIB,
+            "pcie_frac": 0.0 if store is None else 1.0 if store.helpers is None else round(store.helpers.share, 3),
             "window_rows": WINDOW_ROWS,
             "prefill_chunk": self.chunk,
             "gpu": "_".join(self._device.name.split()),

@@ -64,6 +64,16 @@ def share(text: str) -> float:
     return number
 
 
+def share_or_auto(text: str) -> float:
+    """auto is -1, since 0 is a share."""
+    if text == "auto":
+        return -1.0
+    try:
+        return share(text)
+    except ValueError as error:
+        raise ValueError(f"auto or {error}") from None
+
+
 def amount(most: float) -> Callable[[str], float]:
     def read(text: str) -> float:
         number = parse_float(text)

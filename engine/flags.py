@@ -27,6 +27,7 @@ from strata.engine.flag import (
     one_of,
     reserve,
     share,
+    share_or_auto,
     switch,
     whole,
 )
@@ -194,6 +195,15 @@ _WORKING: Final = (
         "10",
         whole(1, MAX_EXPERTS),
         "requests between two writes of that file; it is also written when the engine leaves",
+    ),
+    _works(
+        CACHE,
+        "--pcie-frac F or auto",
+        "1",
+        share_or_auto,
+        "of the experts that a window needs and VRAM does not hold, the share that the card reads over PCIe; the "
+        "processor computes the others meanwhile. auto: as fast as both are when the engine starts. Never changes the "
+        "text",
     ),
     _works(
         TIER,
@@ -388,7 +398,6 @@ _NOT_YET: Final[tuple[tuple[str, str, str], ...]] = (
         --remote-expert-opt | off | compact transfers of helper caches
         --vram-elastic | off | the VRAM command may shrink the cache
         --vram-segment-mib N | 512 | segment of an elastic cache
-        --pcie-frac F | auto | share of missed experts sent over PCIe
         --pcie-mode M | auto | how they are sent: dma, kernel, direct"""),
     (RAM, _POOL, """
         --pool-workers N | physical cores - 1 | workers for experts on the CPU

@@ -27,6 +27,7 @@ _FOR_A_CACHE: Final = (
     ("--expert-cache", "auto"),
     ("--expert-profile", "none"),
     ("--expert-profile-save", "none"),
+    ("--pcie-frac", "1"),
     ("--prefill-head-alias", "off"),
 )
 """The same; a plan takes them for any device."""
@@ -49,6 +50,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     mtp              file of the draft layer, "" = the pack's own, None = there is none
     spec             rows of a verify window, 1 = no drafts
     suffix_draft     tokens that are drafted from the text itself, 0 = none
+    pcie_frac        of the experts that windows miss, the share that the card reads, -1 = auto
     """
 
     pack: str
@@ -95,6 +97,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     expert_profile: str = "none"
     expert_profile_save: str = "none"
     expert_profile_save_every: int = 10
+    pcie_frac: float = 1.0
     adapt_every: int = 4
     adapt_swaps: int = 96
     adapt_decay: float = 0.7
@@ -134,6 +137,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def mtp_max(self) -> int:
         """Tokens that the draft layer proposes for a window."""
         return self.spec - 1 if self.mtp is not None else 0
+
+    @property
+    def pcie_share(self) -> float | None:
+        """Of the experts that windows miss, the share that a card reads; None: it is measured."""
+        return None if self.pcie_frac < 0 else self.pcie_frac
+
+    @property
+    def helping_threads(self) -> int:
+        """Threads that compute experts beside a card: one is left to what drives it."""
+        return max(1, self.n_threads - 1)
 
     @property
     def n_threads(self) -> int:

@@ -60,6 +60,7 @@ EXPERT_COUNTERS = {
     "picks": "Experts that rows of decode windows have picked.",
     "reads": "Experts that decode windows have read from RAM, each once for all rows of a window.",
     "read_mib": "MiB of them, read over PCIe.",
+    "helped": "Experts that the processor has computed for decode windows.",
     "streamed_mib": "MiB of experts that prompts have copied from RAM.",
     "rounds": "Rounds in which experts may change places.",
     "swaps": "Experts that have changed places.",

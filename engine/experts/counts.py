@@ -1,6 +1,7 @@
 """What windows picked and read, as the card has counted it, on the host some windows later.
 
 Units    picks: (row, rank) pairs that named an expert · reads: missing experts that a window read, once for all rows
+         · helped: those that the processor computed for it
 Cost     a copy of 4 bytes an expert to the host, when asked
 """
 
@@ -18,14 +19,16 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counted:
-    """picks int64 (layers, experts) · reads int64 (layers,)."""
+    """picks int64 (layers, experts) · reads, helped int64 (layers,)."""
 
     picks: I64
     reads: I64
+    helped: I64
 
 
 class ExpertCounts:
-    """`counters` int32 (layers, experts + 1) on the card, which wrap around: picks, behind them the layer's reads."""
+    """`counters` int32 (layers, experts + 2) on the card, which wrap around: picks, behind them the layer's reads and
+    those that the processor has computed."""
 
     def __init__(self, driver: Driver, counters: Array) -> None:
         self._landing = driver.pinned(counters.nbytes).view(np.int32).reshape(counters.shape)
@@ -52,4 +55,4 @@ class ExpertCounts:
         if before is None:
             return None
         came = (now - before) % (1 << 32)
-        return Counted(came[:, :-1], came[:, -1])
+        return Counted(came[:, :-2], came[:, -2], came[:, -1])

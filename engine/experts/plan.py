@@ -29,7 +29,8 @@ CHUNKS: Final = (8192, 6144, 4096, 2048, 1024, 512, 256, 128, 64, 32)
 class Asked:
     """cache: `--expert-cache`, 0 = auto · order: of a profile, hottest first, None = by number · reserve, given: bytes
     that stay free, and whether somebody asked for them · prefill: `--prefill`, 0 = auto · ring: its experts at most,
-    0 = as many as there is room for."""
+    0 = as many as there is room for · pcie: of those that windows miss, the share that the card reads, None = measured
+    · threads: of the processor, which computes the others."""
 
     cache: int = 0
     order: tuple[Pair, ...] | None = None
@@ -37,6 +38,8 @@ class Asked:
     given: bool = False
     prefill: int = 0
     ring: int = 0
+    pcie: float | None = 1.0
+    threads: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

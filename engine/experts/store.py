@@ -32,6 +32,7 @@ from strata.engine.device.arena import ALIGNMENT, GIB, Account
 from strata.engine.device.driver import Array, Driver
 from strata.engine.device.loading import Copy, flat
 from strata.engine.experts.adapt import Swap
+from strata.engine.experts.helpers import HostExperts
 from strata.engine.experts.homes import Homes
 from strata.engine.experts.placement import Placement
 from strata.engine.experts.ring import Banks, Ring, Round, pieces
@@ -71,25 +72,34 @@ class _Layer:
 
 
 class ExpertStore:
-    """ring: memory of the ring, uint8 · stream_min: rows from which a chunk reads missing experts through the ring.
+    """ring: memory of the ring, uint8 · stream_min: rows from which a chunk reads missing experts through the ring ·
+    helpers: who computes a share of those that windows miss.
 
     hits       of the rows of the last window: picks that lay in the cache
-    counters   int32 (layers, experts + 1): picks of windows so far, and behind them the missing experts they have read
+    counters   int32 (layers, experts + 2): picks of windows so far; behind them the missing experts that they have
+               read, and those that the processor has computed
     """
 
     def __init__(
-        self, card: Card, placement: Placement, ring: Array, remedy: str, stream_min: int = STREAM_MIN
+        self,
+        card: Card,
+        placement: Placement,
+        ring: Array,
+        remedy: str,
+        stream_min: int = STREAM_MIN,
+        helpers: HostExperts | None = None,
     ) -> None:
         self.placement = placement
         self._card = card
         self._driver = card.driver
         self._stream_min = stream_min
+        self.helpers = helpers
         self._cache = card.account.take(placement.cache_bytes, "the expert cache", remedy)
         self._ring = Ring(card.driver, ring)
         card.driver.zero(self._cache)
         self.hits = card.fixed(4 * WINDOW_ROWS).view(np.int32)
         layers, experts = placement.begins.shape
-        self.counters = card.fixed(4 * layers * (experts + 1)).view(np.int32).reshape(layers, experts + 1)
+        self.counters = card.fixed(4 * layers * (experts + 2)).view(np.int32).reshape(layers, experts + 2)
         self._spare = card.fixed(max(size.n_bytes for size in placement.sizes))
         self._layers: list[_Layer] = []
         self._stale: set[int] = set()  # layers whose tables of rounds are not those of their homes
@@ -117,7 +127,10 @@ class ExpertStore:
             begin, place = int(homes.begins[expert]), int(homes.places[expert]) * size.n_bytes
             home = self._cache[begin : begin + size.n_bytes] if begin >= 0 else ram[place : place + size.n_bytes]
             self._promise(stacks, expert, size.begins, home, host=begin < 0)
-        return self._bound(layer, stacks, homes, ram)
+        bound = self._bound(layer, stacks, homes, ram)
+        if self.helpers is not None and len(self._layers) == len(self.placement.sizes):
+            self.helpers.start()
+        return bound
 
     def _bound(self, layer: int, stacks: Sequence[Weight], homes: Homes, ram: Bytes) -> tuple[Weight, ...]:
         """The stacks with their banks, behind the layer's tables and rounds."""
@@ -135,14 +148,17 @@ class ExpertStore:
         sources = [ram[first * n_bytes : (first + n) * n_bytes] for first, n in parts]
         numbers = self._ring.add([Round(*each) for each in zip(sources, of_rounds, strict=True)])
         begin = address(self._cache)
-        use, reads = self.counters[layer, :-1], self.counters[layer, -1:]
+        use, reads = self.counters[layer, :-2], self.counters[layer, -2:]
         tally = Tally(self.hits, use, reads, begin, begin + self._cache.size, layer == 0)
-        gate = replace(banks[0], rounds=partial(self._take, layer, banks, numbers), tally=tally)
+        helper = None if self.helpers is None else self.helpers.bind(layer, stacks, homes.size, ram, self._cache)
+        gate = replace(banks[0], rounds=partial(self._take, layer, banks, numbers), tally=tally, helper=helper)
         return tuple(Placed(w.type, w.shape, w.data, bank) for w, bank in zip(stacks, (gate, *banks[1:]), strict=True))
 
     def loaded(self) -> None:
         """All bytes are there: what prompts have brought over before means nothing."""
         self._ring.forget()
+        if self.helpers is not None and self.helpers.asks:
+            self.helpers.measured(self._spare)
 
     def forget_streamed(self) -> None:
         """The ring's memory was something else's meanwhile: what is copied there comes behind all that is queued."""

@@ -22,7 +22,7 @@ LOOK_EVERY: Final = 16
 
 
 class Tier:
-    """picks, reads, read_bytes: of windows so far, as far as their counts have come to the host."""
+    """picks, reads, read_bytes, helped: of windows so far, as far as their counts have come to the host."""
 
     def __init__(self, driver: Driver, store: ExpertStore, rules: AdaptRules, keeping: Keeping | None) -> None:
         placement = store.placement
@@ -35,11 +35,13 @@ class Tier:
         picks = np.zeros(placement.begins.shape, np.int64)
         self._learned = None if keeping is None else Learned(keeping, picks, placement.in_cache)
         self._windows = self._asked_at = self._before = 0
-        self.picks = self.reads = self.read_bytes = 0
+        self.picks = self.reads = self.read_bytes = self.helped = 0
 
     def __str__(self) -> str:
         """For --stats."""
         read = f"{self.reads} of {self.picks} picked experts were read from RAM, {self.read_bytes / MIB:.0f} MiB"
+        if self.helped:
+            read = f"{read}; the processor has computed {self.helped}"
         return read if self._adapter is None else f"{read}; {self._adapter}"
 
     def begin(self) -> None:
@@ -48,7 +50,9 @@ class Tier:
         self._counts.take()
 
     def window(self) -> None:
-        """A window is over, and the next one may be queued already."""
+        """A window is over, and the next one may be queued already. Raises DeviceError when it waited in vain."""
+        if self._store.helpers is not None:
+            self._store.helpers.check()
         self._look()
         self._windows += 1
         if self._windows % self._every == 0:
@@ -61,6 +65,7 @@ class Tier:
             "expert_picks": self.picks,
             "expert_reads": self.reads,
             "expert_read_mib": self.read_bytes // MIB,
+            "expert_helped": self.helped,
             "expert_streamed_mib": self._store.streamed // MIB,
             "expert_rounds": 0 if adapter is None else adapter.rounds,
             "expert_swaps": 0 if adapter is None else adapter.swaps,
@@ -90,6 +95,7 @@ class Tier:
             return
         self.picks += int(came.picks.sum())
         self.reads += int(came.reads.sum())
+        self.helped += int(came.helped.sum())
         self.read_bytes += int(came.reads @ self._sizes)
         if self._learned is not None:
             self._learned.add(came.picks, self._asked_at - self._before)

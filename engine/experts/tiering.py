@@ -10,6 +10,7 @@ from typing import Final
 from strata.engine import flags
 from strata.engine.device.arena import MIB, shown
 from strata.engine.device.meter import Meter
+from strata.engine.experts.helpers import Card, HostExperts
 from strata.engine.experts.placement import ExpertSize
 from strata.engine.experts.plan import Asked, Model, TierPlan, plan_tiers
 from strata.engine.experts.ring import BUFFERS, ring_bytes
@@ -55,6 +56,11 @@ class Tiering:
             ring_most=ring,
             stays=stays,
         )
+
+    def helpers(self, card: Card) -> HostExperts | None:
+        """Who computes experts beside a card; None where it reads all that it misses."""
+        asked = self._asked
+        return None if asked.pcie == 1 else HostExperts(card, len(self._model.sizes), asked.pcie, asked.threads)
 
     def fit_whole(self, left: int) -> bool:
         """Whether all experts are to lie in VRAM: they are wanted there, and what is left behind weights and state has

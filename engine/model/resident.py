@@ -227,7 +227,7 @@ class Resident:
             ring = self.loan.ring
         else:
             ring = self.device.account.take(planned.ring_bytes, "the ring of streamed experts", remedy)
-        self.store = ExpertStore(self.device, planned.placement, ring, remedy, stream_min)
+        self.store = ExpertStore(self.device, planned.placement, ring, remedy, stream_min, tiers.helpers(self.device))
         if self.loan is not None:
             self.loan.follow(self.store)
         self.device.tiers = self.store

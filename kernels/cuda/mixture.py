@@ -62,7 +62,7 @@ MOST_PICKS: Final = 1024
 class Tally:
     """hits int32 (WINDOW_ROWS,) on the device: picks of a window's rows whose expert lies between two addresses, over
     all layers of which one is the `first`. use int32 (experts,): how often the layer's experts were picked. reads int32
-    (1,): how many that lie elsewhere windows have read, each once for all rows."""
+    (2,): how many that lie elsewhere windows have read, each once for all rows, and how many the processor computed."""
 
     hits: DeviceArray
     use: DeviceArray
@@ -161,7 +161,7 @@ def mixture(
                     given = part.ask(gate.helper, gate.addresses)
                 part.window(gate, up, down, given)
                 if gate.tally is not None:
-                    count_hits(ids, gate.addresses, gate.tally)
+                    count_hits(ids, part.ids, gate.addresses, gate.tally)
             else:
                 part.prompt(gate, up, down)
     return out
@@ -421,11 +421,11 @@ def group_rows(workspace: Workspace, ids: DeviceArray, experts: int, tile: int) 
     return order, tile_list, n_tiles
 
 
-def count_hits(ids: DeviceArray, addresses: DeviceArray, tally: Tally) -> None:
+def count_hits(ids: DeviceArray, kept: DeviceArray, addresses: DeviceArray, tally: Tally) -> None:
     """Of ids (n, used), of which a row has each but once, those whose addresses are the tally's, row by row."""
     n, used = ids.shape
     require(n * used <= MOST_PICKS, f"up to {MOST_PICKS} picks of a window are counted, got {n * used}")
-    pointers = [np.uint64(address(a)) for a in (ids, addresses)]
+    pointers = [np.uint64(address(a)) for a in (ids, kept, addresses)]
     between = np.uint64(tally.begin), np.uint64(tally.end)
     counts = (np.uint64(address(a)) for a in (tally.hits, tally.use, tally.reads))
     arguments = (*pointers, *between, np.int32(used), np.int32(tally.first), *counts)

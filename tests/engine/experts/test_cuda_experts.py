@@ -146,6 +146,23 @@ def test_experts_that_change_places_behind_every_window_change_no_bit(
             same(swapped(resident, how, seed), whole[how])
 
 
+@pytest.mark.parametrize(("share", "pcie"), [(0.25, 0.0), (0, 0.5), (0, None)], ids=["all", "half", "measured"])
+def test_experts_that_the_processor_computes_change_no_bit(emulated_card, pack, whole, share, pcie):
+    """Nor do swaps meanwhile: what a window asks for lies where its own table says."""
+    with emulated_card.plugged_in() as card:
+        asked = replace(share_of(pack, share, 0), pcie=pcie, threads=2)
+        resident = made(card.driver(), pack, asked, NEVER, CHUNK)
+        helpers = resident.store.helpers
+        for how, wanted in whole.items():
+            same(answer(resident, how), wanted)
+        if share:
+            same(swapped(resident, DRAWN), whole[DRAWN])
+        counters = resident.device.read(resident.store.counters)
+    reads, computed = counters[:, -2:].sum(0).tolist()
+    assert computed > 0 and (reads > 0) == (pcie != 0) and 0 <= helpers.share < 1
+    assert helpers._desk.failed is None and (helpers.share == pcie or pcie is None)
+
+
 def test_of_two_caches_that_share_no_expert_one_has_what_the_other_lacks(emulated_card, pack, whole):
     """Each picked expert is a hit in just one of them; that the texts are equal says that the picks are."""
     pairs = by_number(pack.spec.layers, pack.spec.experts)
@@ -184,3 +201,9 @@ def test_a_card_reads_experts_from_ram_with_the_bits_of_vram(new_card, packs, na
         if share:
             same(swapped(resident, DRAWN), whole)
             same(answer(resident, DRAWN), whole)
+    if name != "tiny-bf16":
+        for share, pcie in ((0.25, 0.0), (0, 0.5), (0, None)):
+            resident = made(new_card(), pack, replace(share_of(pack, share, 0), pcie=pcie, threads=8), NEVER, chunk)
+            same(answer(resident, DRAWN), whole)
+            if share:
+                same(swapped(resident, DRAWN), whole)

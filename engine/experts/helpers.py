@@ -1,0 +1,150 @@
+"""The processor as a third place for experts: of those that a window misses the card reads a share over PCIe, and the
+processor computes the others meanwhile.
+
+    helpers = HostExperts(card, layers, share, threads)
+    helper = helpers.bind(layer, stacks, begins, cache)     # for every layer in order, while experts are placed
+    helpers.start()                                         # before the first window
+    helpers.measured(spare)                                 # with `--pcie-frac auto`, once all bytes are there
+
+Exact    the processor's products are the card's, bit for bit, so the share never changes a text
+Errors   DeviceError from `check`: the processor has not answered in time
+Cost     two launches a layer of a window; threads that spin while windows run
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import numpy as np
+
+from strata.engine.device.driver import Array, Bytes, Driver
+from strata.engine.experts.placement import ExpertSize
+from strata.engine.log import log
+from strata.kernels.cpu.handover import Server
+from strata.kernels.cpu.team import set_threads
+from strata.kernels.cuda.arguments import address
+from strata.kernels.cuda.compile import DeviceError
+from strata.kernels.cuda.handover import OWN_WORDS, SHARE, Helper
+from strata.kernels.cuda.plans import WINDOW_ROWS
+from strata.kernels.desk import ANSWERED, ASKED, LAYER, PAIRS, USED, Desk
+from strata.kernels.formats import Weight
+
+PARTS: Final = 256
+"""Of the missing experts, that a share is counted in."""
+LIMIT_S: Final = 5.0
+"""A window waits so long for the processor."""
+PROBED: Final = 8
+"""Experts of a probe."""
+PROBES: Final = 4
+"""Measurements of each kind; the best one counts."""
+PROBE_BYTES: Final = 64 << 20
+
+
+class Card(Protocol):
+    """What helpers need of a device."""
+
+    driver: Driver
+
+    def fixed(self, n_bytes: int) -> Array: ...
+
+
+class HostExperts:
+    """share: of the missing experts that the card reads, 0 to 1; None: as `measured` says, until then half ·
+    threads: of the processor that compute."""
+
+    def __init__(self, card: Card, layers: int, share: float | None, threads: int) -> None:
+        self._card = card
+        self._layers = layers
+        self._threads = threads
+        self.asks = share is None
+        self.share = 0.5 if share is None else share
+        self._own = card.fixed(4 * OWN_WORDS).view(np.uint32)
+        self._words = card.driver.pinned(4 * OWN_WORDS).view(np.uint32)
+        self._words[:] = 0
+        self._desk: Desk | None = None
+        self._server: Server | None = None
+        self._probe: tuple[int, ExpertSize, Bytes] | None = None  # a layer, its experts in RAM
+
+    def bind(self, layer: int, stacks: Sequence[Weight], size: ExpertSize, ram: Bytes, cache: Array) -> Helper | None:
+        """A layer's way to the processor; None where the card computes all of it: float weights, or nothing missing."""
+        if not ram.size or any(w.type.is_float for w in stacks):
+            return None
+        gate = stacks[0]
+        if self._desk is None or self._server is None:
+            memory = self._card.driver.pinned(Desk.n_bytes(WINDOW_ROWS, gate.cols))
+            self._desk = Desk.within(memory, WINDOW_ROWS, gate.cols)
+            set_threads(self._threads)
+            self._server = Server(self._desk, self._layers, gate.rows)
+        self._server.layer(layer, stacks, size.begins)
+        if self._probe is None and ram.size >= PROBED * size.n_bytes:
+            self._probe = layer, size, ram
+        begin = address(cache)
+        return Helper(self._desk, self._own, layer, begin, begin + cache.size, LIMIT_S)
+
+    def start(self) -> None:
+        """Windows may come."""
+        self._set(self.share)
+        if self._server is not None:
+            self._server.start()
+
+    def check(self) -> None:
+        """Raises DeviceError when an answer did not come in time: windows since then mean nothing."""
+        if self._desk is not None and self._desk.failed is not None:
+            raise DeviceError(
+                f"the processor has not computed experts of layer {self._desk.failed} within {LIMIT_S:.0f} s; give it "
+                "more time of its own, or use --pcie-frac 1"
+            )
+
+    def measured(self, spare: Array) -> None:
+        """Choose the share by how fast both ways are now, with nothing else under way. spare: memory of the card."""
+        if self._desk is None or self._probe is None:
+            return
+        link, processor = self._link_rate(spare), self._processor_rate()
+        self._set(link / (link + processor))
+        log(
+            f"missing experts: {link / 1e9:.1f} GB/s over PCIe, {processor / 1e9:.1f} GB/s by {self._threads} threads; "
+            f"the card reads {self.share:.2f} of a window's, the processor computes the others"
+        )
+
+    def _set(self, share: float) -> None:
+        """Windows from now on have this share."""
+        self.share = share
+        self._words[SHARE] = round(share * PARTS)
+        self._card.driver.upload(self._own[SHARE : SHARE + 1], self._words[SHARE : SHARE + 1])
+        self._card.driver.synchronize()
+
+    def _link_rate(self, spare: Array) -> float:
+        """Bytes per second from page-locked RAM to the card."""
+        if self._probe is None:
+            raise RuntimeError("there are no experts in RAM to measure with")
+        ram = self._probe[2]
+        n = min(PROBE_BYTES, ram.size, spare.size)
+        uploader, best = self._card.driver.uploader(), 0.0
+        for _ in range(PROBES):
+            begun = time.perf_counter()
+            for _ in range(max(1, PROBE_BYTES // n)):
+                uploader.upload(spare[:n], ram[:n])
+            uploader.finish()
+            best = max(best, max(1, PROBE_BYTES // n) * n / (time.perf_counter() - begun))
+        return best
+
+    def _processor_rate(self) -> float:
+        """Bytes per second of experts of one row that the processor computes. The desk is free meanwhile."""
+        if self._desk is None or self._probe is None:
+            raise RuntimeError("there are no experts in RAM to measure with")
+        layer, size, ram = self._probe
+        words, before, best = self._desk.words, int(self._desk.words[ASKED]), 0.0
+        self._desk.x[0] = 1.0
+        self._desk.at[:PROBED] = ram.ctypes.data + size.n_bytes * np.arange(PROBED)
+        words[[LAYER, PAIRS, USED]] = layer, PROBED, PROBED
+        for number in (*range(1, 2 + PROBES), 0):  # the first one wakes the threads, the last one leaves all as it was
+            begun = time.perf_counter()
+            words[ASKED] = before - number
+            while words[ANSWERED] != before - number:
+                if time.perf_counter() - begun > LIMIT_S:
+                    raise DeviceError(f"the processor has not computed {PROBED} experts within {LIMIT_S:.0f} s")
+            if number > 1:
+                best = max(best, PROBED * size.n_bytes / (time.perf_counter() - begun))
+        return best
