@@ -303,12 +303,28 @@ struct Column {
     float2 d, sum[PER_SPAN];
 };
 
-// Where a lane reads and what it multiplies in one span.
+// What a lane multiplies in one span, and where it reads that.
 struct Span {
+    const u8 *codes, *inputs;  // of the step
+    int first, g, t;           // the warp's first column
     const u8* q;
     const float *d, *sums;
+    Column begin;              // of the first eight
     u32 w[MT][4];
     float2 scale[PER_SPAN][MT], lift[PER_SPAN][MT], offset[PER_SPAN][MT];  // rows g and g + 8
+
+    // What the first matrix steps of span s want.
+    DEVICE void enter(int s) {
+        q = inputs + (first + g) * STEP + ((s ^ (g & 3)) << 5) + 8 * t;
+        d = (const float*)(inputs + INPUTS) + s * LINE_D + first + 2 * t;
+        sums = (const float*)(inputs + SUMS_AT) + s * PER_SPAN * LINE_D + first + 2 * t;
+#pragma unroll
+        for (int i = 0; i < MT; i++) {
+            const uint4 c = *(const uint4*)(codes + i * (16 * STEP) + 512 * s);
+            w[i][0] = c.x, w[i][1] = c.y, w[i][2] = c.z, w[i][3] = c.w;
+        }
+        read(begin, 0);
+    }
 
     DEVICE void read(Column& c, int j) const {
         c.q = *(const uint2*)(q + 8 * j * STEP);
@@ -342,30 +358,24 @@ struct Span {
 };
 
 // One step: every group of its spans, in order. EIGHTS: of columns that the warp has. The matrix steps of a unit (a group,
-// eight columns) are under way while the sums of the unit before are added.
+// eight columns) are under way while the sums of the unit before are added, and what a span begins with is read while the
+// last sums of the span before are.
 template <int EIGHTS>
 DEVICE void multiply_step(float (&acc)[MT][NT][4], const Coming& coming, int buffer, int spans, int wm, int wn) {
     const u8* shared = coming.rows.shared;
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const u8* unpacked = shared + AT_UNPACKED + buffer * UNPACKED;
     const u8* inputs = shared + AT_INPUTS + buffer * FETCHED;
-    const u8* codes = unpacked + MT * wm * (16 * STEP) + lane * 16;
     const float2* scales = (const float2*)(unpacked + CODES) + MT * wm * 8 + g;
     const float4* lifted = (const float4*)(unpacked + CODES) + MT * wm * 8;
     const float2* offsets = (const float2*)(unpacked + OFFSETS_AT) + MT * wm * 8 + g;
-    const int first = 8 * EIGHTS * wn;
+    Span span;
+    span.codes = unpacked + MT * wm * (16 * STEP) + lane * 16, span.inputs = inputs;
+    span.first = 8 * EIGHTS * wn, span.g = g, span.t = t;
+    span.enter(0);
 #pragma unroll 1
     for (int s = 0; s < (F::BLOCK < 256 ? spans : 4); s++) {
         if (SPREAD) coming.fetch(s);
-        Span span;
-        span.q = inputs + (first + g) * STEP + ((s ^ (g & 3)) << 5) + 8 * t;
-        span.d = (const float*)(inputs + INPUTS) + s * LINE_D + first + 2 * t;
-        span.sums = (const float*)(inputs + SUMS_AT) + s * PER_SPAN * LINE_D + first + 2 * t;
-#pragma unroll
-        for (int i = 0; i < MT; i++) {
-            const uint4 c = *(const uint4*)(codes + i * (16 * STEP) + 512 * s);
-            span.w[i][0] = c.x, span.w[i][1] = c.y, span.w[i][2] = c.z, span.w[i][3] = c.w;
-        }
 #pragma unroll
         for (int k = 0; k < PER_SPAN; k++)
 #pragma unroll
@@ -384,7 +394,7 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const Coming& coming, int buf
             }
         Column column[EIGHTS];
         int c[EIGHTS * PER_SPAN][MT][4];
-        span.read(column[0], 0);
+        column[0] = span.begin;
         span.multiply(c[0], column[0], 0);
         if (EIGHTS > 1) span.read(column[1 % EIGHTS], 1);
 #pragma unroll
@@ -393,6 +403,8 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const Coming& coming, int buf
             if (next < EIGHTS * PER_SPAN) {
                 span.multiply(c[next], column[next_j], next % PER_SPAN);
                 if (next % PER_SPAN == 0 && next_j + 1 < EIGHTS) span.read(column[next_j + 1], next_j + 1);
+            } else {
+                span.enter(s + 1 & 3);
             }
 #pragma unroll
             for (int i = 0; i < MT; i++) span.add(acc[i][j], c[unit][i], column[j], unit % PER_SPAN, i);
