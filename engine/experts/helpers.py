@@ -15,21 +15,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 from strata.engine.device.driver import Array, Bytes, Driver
 from strata.engine.experts.placement import ExpertSize
 from strata.engine.log import log
-from strata.kernels.cpu.handover import Server
-from strata.kernels.cpu.team import set_threads
 from strata.kernels.cuda.arguments import address
 from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.cuda.handover import OWN_WORDS, SHARE, Helper
 from strata.kernels.cuda.plans import WINDOW_ROWS
 from strata.kernels.desk import ANSWERED, ASKED, LAYER, PAIRS, USED, Desk
 from strata.kernels.formats import Weight
+
+if TYPE_CHECKING:
+    from strata.kernels.cpu.handover import Server
 
 PARTS: Final = 256
 """Of the missing experts, that a share is counted in."""
@@ -73,6 +74,9 @@ class HostExperts:
             return None
         gate = stacks[0]
         if self._desk is None or self._server is None:
+            from strata.kernels.cpu.handover import Server  # only here: a card by itself needs no compiled host kernels
+            from strata.kernels.cpu.team import set_threads
+
             memory = self._card.driver.pinned(Desk.n_bytes(WINDOW_ROWS, gate.cols))
             self._desk = Desk.within(memory, WINDOW_ROWS, gate.cols)
             set_threads(self._threads)
