@@ -29,7 +29,8 @@ PRODUCTS: Final = tuple(
     f"{name}.weight"
     for name in (
         "attn_qkv", "attn_gate", "ssm_out", "attn_q", "attn_k", "attn_v", "indexer.q_proj", "indexer.k_proj",
-        "attn_output", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
+        "attn_output", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "hc_attn_down", "hc_ffn_down",
+        "output_hc_down",
     )
 )  # fmt: skip
 """Matrices of a layer that only products read."""

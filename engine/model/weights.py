@@ -89,7 +89,7 @@ class Binder:
     def hyper(self, name: str, inject: bool = True) -> Hyper:
         return Hyper(
             norm=self._streams(f"{name}_norm"),
-            down=self._weight(f"{name}_down"),
+            down=self._matrix(f"{name}_down"),
             up=self._weight(f"{name}_up"),
             inject=self._gate(f"{name}_inject") if inject else None,
         )
