@@ -44,59 +44,15 @@ struct Rows {  // of `down`, that a block takes
     DEVICE void copy(u8* memory) const {
         for (int r = 0; r < count; r++) copy_bytes(memory + Parts::PACKED + r * Parts::ROW, first + r * ROW_BYTES, ROW_BYTES);
     }
+    // Where the sum of the thread goes: of row threadIdx.x / n with the input threadIdx.x % n.
+    DEVICE float* sum(float* a, int n_rows, int n) const {
+        const int id = threadIdx.x, r = id / n;
+        return a + (long long)(id - r * n) * n_rows + blockIdx.x * ROWS + r;
+    }
     DEVICE const u8* at(const u8* memory, int r) const {
         return memory + Parts::PACKED + r * Parts::ROW + ((u64)(first + r * ROW_BYTES) & 15);
     }
 };
-
-struct Terms {  // of eight spans, and their scales
-    float t[AT_ONCE * SPAN_TERMS], d[AT_ONCE];
-
-    DEVICE void load(const float* terms, const float* scales, int eight) {
-        terms += eight * (AT_ONCE * SPAN_TERMS), scales += eight * AT_ONCE;
-#pragma unroll
-        for (int i = 0; i < AT_ONCE * SPAN_TERMS; i += 4) {
-            const float4 v = *(const float4*)(terms + i);
-            t[i] = v.x, t[i + 1] = v.y, t[i + 2] = v.z, t[i + 3] = v.w;
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i += 4) {
-            const float4 v = *(const float4*)(scales + i);
-            d[i] = v.x, d[i + 1] = v.y, d[i + 2] = v.z, d[i + 3] = v.w;
-        }
-    }
-    DEVICE float add(float sum) const {
-#pragma unroll
-        for (int i = 0; i < AT_ONCE * SPAN_TERMS; i++) sum = fmaf(t[i], d[i / SPAN_TERMS], sum);
-        return sum;
-    }
-};
-
-// The terms of a row in their order; those of the next spans are read while these are added. Whole warps. `ready`: for each
-// READY spans whether their terms are there; it is asked for early, since an answer takes longer than an addition.
-DEVICE float sum_of_row(const float* terms, const float* scales, const Ready* ready) {
-    constexpr int EIGHTS = SPANS / AT_ONCE;
-    Terms held[2];
-    int have = 0;  // spans that are there
-    for (; have < AT_ONCE; have += READY) ready_wait(ready++);
-    held[0].load(terms, scales, 0);
-    float sum = 0.0f;
-    bool seen = false;
-#pragma unroll 1
-    for (int first = 0; first < EIGHTS; first += 2) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int next = first + i + 1;
-            if (next > EIGHTS) break;
-            for (; next < EIGHTS && have < (next + 1) * AT_ONCE; have += READY, ready++, seen = false)
-                if (!seen) ready_wait(ready);
-            if (next < EIGHTS) held[next & 1].load(terms, scales, next);
-            if (next + 1 < EIGHTS && have < (next + 2) * AT_ONCE) seen = ready_seen(ready);
-            sum = held[i].add(sum);
-        }
-    }
-    return sum;
-}
 
 // Copies of a lane's columns of COLUMNS inputs from `begin` on, each a group, and with the first the scales of its warp's.
 DEVICE void copy_inputs(u8* memory, const u8* q, const float* d, int n, int begin, int first, bool works) {
@@ -162,10 +118,7 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
     __shared__ Ready ready[(SPANS + 31) / 32];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const Rows rows(down, n_rows);
-    const int id = threadIdx.x, r = id / n, i = id - r * n;  // the sum that a lane adds up
-    const bool works = r < rows.count;
-    float* const to = a + (long long)i * n_rows + blockIdx.x * ROWS + r;
-    if (early && works) empty_word(to);
+    if (early && threadIdx.x < rows.count * n) empty_word(rows.sum(a, n_rows, n));
     for (int i = threadIdx.x; 32 * i < SPANS; i += THREADS) ready_init(ready + i, 1);
     rows.copy(memory);
     copies_commit();
@@ -177,23 +130,27 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
     if (warp >= SUMMERS) worker.unpack(memory, rows, min(first + lane, SPANS - 1));
     __syncthreads();
     inputs_ready();
-    if (warp >= SUMMERS) {
-        for (;;) {
-            const int span = first + lane;
-            for (int begin = 0; begin < n; begin += COLUMNS) {
-                const bool early = begin == 0 && first < 32 * WORKERS;  // in their order: the sum begins with the first
-                if (early && own > 0) threads_meet(own, 64);
-                copy_inputs(memory, q, d, n, begin, first, span < SPANS);
-                if (early && own + 1 < WORKERS) threads_meet(own + 1, 64);
-                worker.multiply(memory, sums, n, begin, span, span < SPANS);
-            }
-            ready_set(ready + first / 32);
-            first += 32 * WORKERS;
-            if (first >= SPANS) return;
-            worker.unpack(memory, rows, min(first + lane, SPANS - 1));
-        }
+    if (warp < SUMMERS) {
+        const bool works = threadIdx.x < rows.count * n;
+        const int id = works ? threadIdx.x : 0;
+        const float sum = sum_of_row<AT_ONCE, READY / AT_ONCE>(
+            (const float*)(memory + Parts::terms(n)) + id * Parts::PITCH,
+            (const float*)(memory + Parts::SCALES) + id % n * Parts::SCALE_PITCH, ready);
+        if (works) put_word(rows.sum(a, n_rows, n), sum);
+        return;
     }
-    const float sum = sum_of_row((const float*)(memory + Parts::terms(n)) + (works ? id : 0) * Parts::PITCH,
-                                 (const float*)(memory + Parts::SCALES) + (works ? i : 0) * Parts::SCALE_PITCH, ready);
-    if (works) put_word(to, sum);
+    for (;;) {
+        const int span = first + lane;
+        for (int begin = 0; begin < n; begin += COLUMNS) {
+            const bool ordered = begin == 0 && first < 32 * WORKERS;  // in their order: the sum begins with the first
+            if (ordered && own > 0) threads_meet(own, 64);
+            copy_inputs(memory, q, d, n, begin, first, span < SPANS);
+            if (ordered && own + 1 < WORKERS) threads_meet(own + 1, 64);
+            worker.multiply(memory, sums, n, begin, span, span < SPANS);
+        }
+        ready_set(ready + first / 32);
+        first += 32 * WORKERS;
+        if (first >= SPANS) return;
+        worker.unpack(memory, rows, min(first + lane, SPANS - 1));
+    }
 }

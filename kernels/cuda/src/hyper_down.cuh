@@ -51,3 +51,57 @@ struct Codes {  // of 32 columns of a row
         for (int k = 0; k + 1 < SPAN_TERMS; k += 2) *(float2*)(to + k) = make_float2(t[k], t[k + 1]);
     }
 };
+
+// Terms of LENGTH spans, and their scales. A read takes as long as the additions of eight spans.
+template <int LENGTH>
+struct Batch {
+    float t[LENGTH * SPAN_TERMS], d[LENGTH];
+
+    DEVICE void load(const float* terms, const float* scales) {
+#pragma unroll
+        for (int i = 0; i < LENGTH * SPAN_TERMS; i += 4) {
+            const float4 v = *(const float4*)(terms + i);
+            t[i] = v.x, t[i + 1] = v.y, t[i + 2] = v.z, t[i + 3] = v.w;
+        }
+#pragma unroll
+        for (int i = 0; i < LENGTH; i += 4) {
+            const float4 v = *(const float4*)(scales + i);
+            d[i] = v.x, d[i + 1] = v.y, d[i + 2] = v.z, d[i + 3] = v.w;
+        }
+    }
+    DEVICE float add(float sum) const {
+#pragma unroll
+        for (int i = 0; i < LENGTH * SPAN_TERMS; i++) sum = fmaf(t[i], d[i / SPAN_TERMS], sum);
+        return sum;
+    }
+};
+
+// The terms of a row in their order; those of the next spans are read while these are added. `ready`: for every OF_READY
+// batches whether their terms are there; it is asked for early, since an answer takes a while. Whole warps.
+template <int LENGTH, int OF_READY>
+DEVICE float sum_of_row(const float* terms, const float* scales, const Ready* ready) {
+    constexpr int ALL = SPANS / LENGTH;
+    static_assert(SPANS % LENGTH == 0, "whole batches");
+    Batch<LENGTH> held[2];
+    ready_wait(ready);
+    held[0].load(terms, scales);
+    float sum = 0.0f;
+    int end = OF_READY;  // of those that are there
+    bool seen = false;
+#pragma unroll 1
+    for (int first = 0; first < ALL; first += 2) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (ALL % 2 && first + i == ALL) break;
+            const int next = min(first + i + 1, ALL - 1);
+            if (next == end) {
+                ready++, end += OF_READY;
+                if (!seen) ready_wait(ready);
+            }
+            held[i ^ 1].load(terms + next * (LENGTH * SPAN_TERMS), scales + next * LENGTH);
+            if (OF_READY > 1 && next + 1 == end && end < ALL) seen = ready_seen(ready + 1);
+            sum = held[i].add(sum);
+        }
+    }
+    return sum;
+}

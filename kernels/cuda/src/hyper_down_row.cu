@@ -92,52 +92,6 @@ DEVICE void stream_terms(u8* memory, int rows, int stream) {
     }
 }
 
-struct Batch {  // terms of some spans, and their scales
-    static constexpr int LENGTH = STREAM_SPANS % 8 ? 4 : 8;  // a read takes as long as the additions of eight
-    float t[LENGTH * SPAN_TERMS], d[LENGTH];
-
-    DEVICE void load(const float* terms, const float* scales) {
-#pragma unroll
-        for (int i = 0; i < LENGTH * SPAN_TERMS; i += 4) {
-            const float4 v = *(const float4*)(terms + i);
-            t[i] = v.x, t[i + 1] = v.y, t[i + 2] = v.z, t[i + 3] = v.w;
-        }
-#pragma unroll
-        for (int i = 0; i < LENGTH; i += 4) {
-            const float4 v = *(const float4*)(scales + i);
-            d[i] = v.x, d[i + 1] = v.y, d[i + 2] = v.z, d[i + 3] = v.w;
-        }
-    }
-    DEVICE float add(float sum) const {
-#pragma unroll
-        for (int i = 0; i < LENGTH * SPAN_TERMS; i++) sum = fmaf(t[i], d[i / SPAN_TERMS], sum);
-        return sum;
-    }
-};
-
-// The terms of a row in their order; those of the next spans are read while these are added. `ready`: for each stream
-// whether its terms are there. Whole warps.
-DEVICE float sum_of_row(const float* terms, const float* scales, const Ready* ready) {
-    constexpr int OF_STREAM = STREAM_SPANS / Batch::LENGTH, ALL = STREAMS * OF_STREAM;
-    static_assert(ALL % 2 == 0, "two batches a turn");
-    Batch held[2];
-    ready_wait(ready);
-    held[0].load(terms, scales);
-    float sum = 0.0f;
-    int end = OF_STREAM;  // of the streams that are there
-#pragma unroll 1
-    for (int first = 0; first < ALL; first += 2) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int next = min(first + i + 1, ALL - 1);
-            if (next == end) ready_wait(++ready), end += OF_STREAM;
-            held[i ^ 1].load(terms + next * (Batch::LENGTH * SPAN_TERMS), scales + next * Batch::LENGTH);
-            sum = held[i].add(sum);
-        }
-    }
-    return sum;
-}
-
 // What a thread holds of its stream: after `norm`, normed values.
 struct Values {
     float v[PER_THREAD];
@@ -328,8 +282,9 @@ KERNEL void __launch_bounds__(THREADS, 2)
     stream_terms(memory, rows.count, stream);
     ready_set(terms + stream);
     if (const int row = threadIdx.x; row < 32) {
-        const float sum =
-            sum_of_row(Parts::terms(memory, min(row, rows.count - 1), 0), (const float*)(memory + Parts::SCALES), terms);
+        constexpr int LENGTH = STREAM_SPANS % 8 ? 4 : 8;
+        const float sum = sum_of_row<LENGTH, STREAM_SPANS / LENGTH>(
+            Parts::terms(memory, min(row, rows.count - 1), 0), (const float*)(memory + Parts::SCALES), terms);
         if (row < rows.count) put_word(a + rows.first + row, sum);
     }
     if (looks) inputs_ready();
