@@ -36,8 +36,8 @@ HERE: Final[dict[str, str]] = {
     f"0: they wait for the whole read. {DEFAULT_SHARE:g} when unset, at most {MOST_SHARE:g}",
     KERNEL_CACHE: "folder for the machine code of a card's kernels, which only a first start compiles; else `strata` "
     "in CUPY_CACHE_DIR, else `strata/cuda` in XDG_CACHE_HOME or ~/.cache",
-    HEAD_MOVES: "switch, for tests: the output head of --prefill-head-alias comes back at another address, which ends the "
-    "engine with an error",
+    HEAD_MOVES: "switch, for tests: the output head of --prefill-head-alias comes back at another address, which ends "
+    "the engine with an error",
     CARD_FORMS: "0: a card that holds all experts keeps the bytes of the file, not the forms of its own that take a "
     "little more memory; the text is the same, only slower",
     OVERLAP: "0: on a card of compute capability 9.0 or newer a kernel waits for the whole of the one before it, as on "

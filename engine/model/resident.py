@@ -129,17 +129,11 @@ class Resident:
         tier_plan = None if tiers is None else tiers.plan(left)
         if tier_plan is None:
             self._choose_forms(meter, left)
-        lending = (
-            None if loan is None else self._plan_loan(loan, tiers, tier_plan, left, meter.head, drafts, stream_min)
-        )
-        self.loan = None
-        if lending is not None:
-            meter.weights -= meter.head
-            row = 1, pack.spec.streams, pack.spec.hidden
-            self.loan = device.lender = HeadLoan(device, lending, meter.head, row, head_moves)
+        self.store = None
+        lending = loan and self._plan_loan(loan, tiers, tier_plan, left, meter.head, drafts, stream_min)
+        self.loan = None if lending is None else self._lend_head(lending, pack.spec, meter, head_moves)
         self._open_arenas(meter)
         share: Callable[[int], float] = _half
-        self.store = None
         if tiers is not None and tier_plan is not None:
             chunks, reserve = self._open_tiers(tiers, tier_plan, stream_min)
             share = partial(self._share, tiers, drafts.spec)
@@ -155,14 +149,18 @@ class Resident:
                 self.chunk = self._fit_loan(self.loan, tiers, logits)
             else:
                 self.chunk = self._fit([n for n in chunks if n <= max_context] or [max_context], logits, reserve, share)
-            self._rehearse(self.layouts(1)[0])
-            device.driver.synchronize()
-            device.loaded()
-            if self.loan is not None:
-                self.loan.loaded()
+            self._loaded()
         except BaseException:
             device.close()
             raise
+
+    def _loaded(self) -> None:
+        """Until the weights are there."""
+        self._rehearse(self.layouts(1)[0])
+        self.device.driver.synchronize()
+        self.device.loaded()
+        if self.loan is not None:
+            self.loan.loaded()
 
     def _drafter(self, drafts: CardDrafts, n_slots: int, kv: str) -> CardDrafter | None:
         """The draft layer on the card, following the state; None without one."""
@@ -216,6 +214,12 @@ class Resident:
         if found is None:
             log(f"head alias: with {shown(head)} of the head chunks would be no longer, so it stays")
         return found
+
+    def _lend_head(self, plan: LoanPlan, spec: ModelSpec, meter: Meter, moves: bool) -> HeadLoan:
+        """Give the head memory of its own, which prompts have a use for."""
+        meter.weights -= meter.head
+        loan = self.device.lender = HeadLoan(self.device, plan, meter.head, (1, spec.streams, spec.hidden), moves)
+        return loan
 
     def _open_tiers(self, tiers: Tiering, planned: TierPlan, stream_min: int) -> tuple[Sequence[int], int]:
         """Take what experts in two memories need. The chunks to try, and what stays free."""

@@ -47,6 +47,6 @@ def start(counting, full_pack, full_draft, monkeypatch):
 
 def test_an_8_gb_card_reads_in_longer_chunks_and_keeps_its_reserve(start):
     loan, free = start.loan, start.device.memory().free
-    assert loan is not None and start.chunk == loan.plan.chunk >= 1.7 * loan.plan.plain
+    assert loan is not None and loan.plan.chunk >= start.chunk >= 1.5 * loan.plan.plain
     assert loan.stays == 512 and loan.plan.lent_bytes > 250 * MIB
     assert RESERVE_MIB <= free / MIB < RESERVE_MIB + 24
