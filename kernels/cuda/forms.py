@@ -1,9 +1,10 @@
 """Activations as products want them, left by the kernel that makes them: no block of a product quantises them again.
 
     hint = forms.leave(workspace, u)      # room, noted beside u; an argument by value (forms.cuh)
+    hint = forms.leave_native(...)        # of a prompt
     forms.known(workspace, u, kind)       # what was left, as a weight of this type wants it
 
-Cost   three bytes an input for the orders of all types, and the sums of those with offsets
+Cost   three bytes an input for the orders of all types, and the sums of those with offsets; of a prompt one byte
 """
 
 from __future__ import annotations
@@ -51,7 +52,15 @@ def leave(workspace: Workspace, x: DeviceArray) -> np.ndarray:
     return np.array(tuple(address(a) for a in (q, d, sums[16], sums[32])), FORMS)
 
 
+def leave_native(workspace: Workspace, x: DeviceArray) -> np.ndarray:
+    """The same in the order of most types and without sums alone: what the products of a prompt mostly want."""
+    n, cols = x.shape
+    made = Quantized(workspace.array((n, cols), np.uint8), workspace.array((n, cols // ACT_BLOCK)), None)
+    workspace.leave(x, _Left({(_ORDERS[0], 0): made}))
+    return np.array((address(made.q), address(made.d), 0, 0), FORMS)
+
+
 def known(workspace: Workspace, x: DeviceArray, kind: TensorType) -> Quantized | None:
     """What the maker of x left of it for weights of this type; None when nothing."""
     left = workspace.left(x)
-    return left.by_type[plans.order(kind), kind.sums] if isinstance(left, _Left) else None
+    return left.by_type.get((plans.order(kind), kind.sums)) if isinstance(left, _Left) else None

@@ -133,7 +133,7 @@ def gdn(
     y = workspace.array((job.n, job.heads * job.d))
     if not job.n:
         return y
-    left = forms.leave(workspace, y) if job.is_window else forms.NOTHING
+    left = forms.leave(workspace, y) if job.is_window else forms.leave_native(workspace, y)
     with workspace.scratch():
         o = workspace.array((job.n, job.heads * job.d))
         whole = ended is not None and ended.size >= job.segments * job.key_heads

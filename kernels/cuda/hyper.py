@@ -63,6 +63,8 @@ def hyper_mix(
     beta = None if hc.inject is None else workspace.array((n, streams))
     whole = 0 < n <= rows_at_once and hyper_window.takes(hc, n, streams, width)
     left = forms.leave(workspace, u) if whole else forms.NOTHING
+    if 0 < n <= rows_at_once and _quantises(hc, n, width):
+        left = forms.leave_native(workspace, u)
     for begin in range(0, n, rows_at_once):
         rows = slice(begin, min(begin + rows_at_once, n))
         before = None if added is None else (added[0][rows], added[1][rows])
@@ -89,7 +91,7 @@ def _mix(
         return
     scale = F32(1) / F32(streams)
     if _quantises(hc, n, width):
-        _mix_rows(workspace, x, hc, eps, added, u, beta)
+        _mix_rows(workspace, x, hc, eps, added, u, beta, left)
         return
     normed, _ = hyper_window.norm_streams(workspace, x, hc, eps, added)
     a, *injected = linear(workspace, [hc.down] if hc.inject is None else [hc.down, hc.inject], normed)
@@ -101,7 +103,7 @@ def _mix(
     (gates,) = linear(workspace, [hc.up], a)
     launch(
         _SOURCE, "hyper_mean", _wide_grid(n, width), (_WIDE_THREADS,),
-        gates, normed, u, None, None, I32(width // _WIDTH_OF_LOAD), scale, STREAMS=streams,
+        gates, normed, u, None, None, I32(width // _WIDTH_OF_LOAD), scale, forms.NOTHING, STREAMS=streams,
     )  # fmt: skip
 
 
@@ -120,6 +122,7 @@ def _mix_rows(
     added: Added | None,
     u: DeviceArray,
     beta: DeviceArray | None,
+    left: np.ndarray,
 ) -> None:
     """One batch of rows of a prompt: the normed streams exist as int8, and again where they meet the gates."""
     n, streams, width = x.shape
@@ -137,7 +140,7 @@ def _mix_rows(
     gates = linear_quantized(workspace, hc.up, quantize(workspace, a, hc.up.type, scale))
     launch(
         _SOURCE, "hyper_mean", _wide_grid(n, width), (_WIDE_THREADS,),
-        gates, x, u, factors, hc.norm, I32(width // _WIDTH_OF_LOAD), scale, STREAMS=streams, FACTORS=1,
+        gates, x, u, factors, hc.norm, I32(width // _WIDTH_OF_LOAD), scale, left, STREAMS=streams, FACTORS=1,
     )  # fmt: skip
 
 

@@ -68,7 +68,8 @@ def room_for_quantized(workspace: Workspace, n: int, cols: int, kind: TensorType
 
 
 class QuantizedInputs:
-    """The quantised forms of one input, each made when first wanted; `made`: the form of a type that is there."""
+    """The quantised forms of one input, each made when first wanted if its maker has not left it; `made`: the form of a
+    type that is there."""
 
     def __init__(self, workspace: Workspace, x: DeviceArray, made: tuple[TensorType, Quantized] | None = None) -> None:
         self._workspace = workspace
@@ -79,7 +80,8 @@ class QuantizedInputs:
         """As a type wants it."""
         key = _form(kind)
         if key not in self._made:
-            self._made[key] = quantize(self._workspace, self._x, kind)
+            known = forms.known(self._workspace, self._x, kind)
+            self._made[key] = quantize(self._workspace, self._x, kind) if known is None else known
         return self._made[key]
 
 

@@ -5,7 +5,8 @@
 //              them, but the first halves of all blocks of 32 before the second halves, as hyper_down.cu reads them
 // hyper_gate   a = silu(a * scale) in place; beta = 2 * sigmoid(inject * scale)
 // hyper_mean   u = (sum_c sigmoid(gates[c]) * normed[c]) * scale, c ascending, first a product, then fma. With FACTORS = 1
-//              `normed` is x, and normed[c] = (x[c] * factors[c]) * w[c]
+//              `normed` is x, and normed[c] = (x[c] * factors[c]) * w[c]; what products want of u is left beside it where
+//              H is a multiple of 128
 // hyper_add    x = fma(beta, y, x)
 // Constants   PER_THREAD elements of a thread of hyper_norm: H <= LANES * PER_THREAD. All are read at once, since a window
 //             has few blocks and waits for memory.
@@ -15,6 +16,7 @@
 #include "rows.cuh"
 #include "formats.cuh"
 #include "quantize_lane.cuh"
+#include "forms.cuh"
 
 #ifndef PER_THREAD
 #define PER_THREAD 20
@@ -112,7 +114,7 @@ DEVICE float4 normed_by(float4 v, float r, float4 w) {
 
 // A thread makes four values of one row. `quarter` = H / 4. All loads come before the first logistic.
 KERNEL void __launch_bounds__(128) hyper_mean(const float4* gates, const float4* normed, float4* u, const float* factors,
-                                              const float4* w, int quarter, float scale) {
+                                              const float4* w, int quarter, float scale, PARAMETER Forms forms) {
     inputs_ready();
     const int i = blockIdx.x * 128 + threadIdx.x;
     if (i >= quarter) return;
@@ -129,7 +131,9 @@ KERNEL void __launch_bounds__(128) hyper_mean(const float4* gates, const float4*
     float4 sum = gated(gate[0], v[0]);
 #pragma unroll
     for (int c = 1; c < STREAMS; c++) sum = add_gated(gate[c], v[c], sum);
-    u[row * quarter + i] = make_float4(sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale);
+    sum = make_float4(sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale);
+    u[row * quarter + i] = sum;
+    forms.leave_quad(sum, row * quarter + i);
 }
 
 KERNEL void __launch_bounds__(128)

@@ -86,10 +86,7 @@ DEVICE void store_quantized(const Stream& v, long long first, u8* q, float* d, f
     for (int m = 0; m < PER_THREAD; m++) {
         const long long block = first + m * (LANES / 32);
         const float inv = scales.inverse(m);
-        u32 c[4];  // the low byte is the code: no conversion, of which a card does few at a time
-#pragma unroll
-        for (int i = 0; i < 4; i++) c[i] = __float_as_uint(v[m][i] * inv + MAGIC);
-        const u32 code = permute(permute(c[0], c[1], 0x0040), permute(c[2], c[3], 0x0040), 0x5410);
+        const u32 code = low_bytes(v[m][0] * inv + MAGIC, v[m][1] * inv + MAGIC, v[m][2] * inv + MAGIC, v[m][3] * inv + MAGIC);
         store_quad(q + 32 * block, g, code);
 #if SUMS
         const int sum = sum_of_group<SUMS / 4>(__dp4a(static_cast<int>(code), 0x01010101, 0));

@@ -29,6 +29,12 @@ struct LaneScales {
     }
 };
 
+// The low bytes of four floats: what MAGIC + v rounds to, as int8.
+DEVICE u32 low_bytes(float a, float b, float c, float d) {
+    const u32 low = permute(__float_as_uint(a), __float_as_uint(b), 0x0040);
+    return permute(low, permute(__float_as_uint(c), __float_as_uint(d), 0x0040), 0x5410);
+}
+
 // Where input e (0..31) of a block lies among the block's bytes.
 template <int ORDER>
 DEVICE int place_in_block(int e) {

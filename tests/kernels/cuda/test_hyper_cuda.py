@@ -91,7 +91,8 @@ def test_a_width_that_cannot_be_read_four_at_a_time_is_refused(target):
 @pytest.mark.parametrize("added", [True, False])
 @pytest.mark.parametrize(
     ("n", "c", "h", "r", "kind"),
-    [(1, 4, 256, 70, "Q6_K"), (1, 4, 2560, 10, "Q6_K"), (1, 4, 128, 32, "Q5_1"), (1, 2, 128, 32, "Q4_0"),
+    [(1, 4, 256, 70, "Q6_K"), (1, 4, 2560, 10, "Q6_K"), (1, 4, 256, 40, "Q6_K_CARD"), (1, 4, 128, 32, "Q5_1"),
+     (1, 2, 128, 32, "Q4_0"), (3, 4, 256, 33, "Q6_K_CARD"),
      (2, 4, 128, 33, "Q6_K"), (8, 2, 256, 9, "Q5_K"), (5, 4, 128, 10, "Q2_0"), (10, 4, 128, 33, "Q4_0"),
      (4, 4, 640, 9, "Q2_K")],
 )  # fmt: skip
@@ -161,6 +162,16 @@ def test_what_a_windows_mix_leaves_for_products_is_its_result_quantised(target, 
     assert forms.known(space, u[:2], type_) is None
     space.release(0)
     assert forms.known(space, u, type_) is None
+
+
+def test_what_a_prompts_mix_leaves_for_products_is_its_result_quantised(target, same_bits, random_weight):
+    space, hc = target.workspace(16), target.put(case(random_weight, 4, 256, 32, "Q8_0", True))
+    u, _ = hyper_mix(space, target.put(streams(20, 4, 256)), hc, EPS, 64)
+    known, want = forms.known(space, u, BY_NAME["Q6_K"]), product.quantize(space, u, BY_NAME["Q6_K"])
+    assert known is not None
+    same_bits(target.host(known.q), target.host(want.q))
+    same_bits(target.host(known.d), target.host(want.d))
+    assert forms.known(space, u, BY_NAME["IQ3_S"]) is None and forms.known(space, u, BY_NAME["Q4_K"]) is None
 
 
 @pytest.mark.parametrize("n", [1, 3])
