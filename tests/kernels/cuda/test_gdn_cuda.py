@@ -147,6 +147,17 @@ def test_a_sequence_is_the_same_alone_and_between_others(target, same_bits):
     same_bits(target.host(state)[0], target.host(alone_state)[0])
 
 
+@pytest.mark.parametrize("n", [3, 20])
+def test_what_the_delta_net_leaves_for_products_is_its_result_quantised(target, same_bits, n):
+    case, space, kind = Case(1, 2, 64), target.workspace(16), BY_NAME["Q6_K"]
+    arrays = [target.put(a) for a in (*case.inputs(n), segments((0, n)), case.conv, case.state)]
+    y = gdn(space, target.put(case.weights), *arrays, EPS)
+    known, want = forms.known(space, y, kind), product.quantize(space, y, kind)
+    assert known is not None
+    same_bits(target.host(known.q), target.host(want.q))
+    same_bits(target.host(known.d), target.host(want.d))
+
+
 @pytest.mark.parametrize("n", [1, 3, 20])
 def test_a_state_that_advances_into_another_row_leaves_the_one_before_it(target, same_bits, n):
     case = Case(1, 2, 64, slots=3)
