@@ -36,7 +36,7 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
         up: Constants = {"TYPE": kind, "SPANS": spans, "STREAMS": 4}
         for fresh, eights, at_once in ((1, 1, 1), (0, 1, 5), (0, 2, 5)):
             yield "hyper_window.cu", up | {"FRESH": fresh, "EIGHTS": eights, "AT_ONCE": at_once}
-    for kind in ("Q6_K", "Q8_0", "Q5_K", "IQ4_XS"):
+    for kind in ("Q6_K", "Q6_K_CARD", "Q8_0", "Q5_K", "IQ4_XS"):
         down: Constants = {"TYPE": kind, "ROWS": 3, "COLS": 10240, "WORKERS": 10, "SUMMERS": 1}
         for columns in (1, 2, 8):
             yield "hyper_down.cu", down | {"COLUMNS": columns}
