@@ -254,6 +254,10 @@ class Server:
             row[at : at + JOB_WORDS] = product_job(one, Inputs(0, 0), 0, 1, 0)
         row[[L_UP_AT, L_DOWN_AT, L_INNER, L_HIDDEN]] = begins[1], begins[2], gate.rows, gate.cols
 
+    def stop(self) -> None:
+        """Answer no more."""
+        _stop(self._state)
+
     def start(self) -> None:
         """Answer from now on."""
         kept = self._state, self._threads, (self._desk, self._layers, self._memory)

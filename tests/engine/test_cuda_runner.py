@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from strata.engine.cuda_runner import CudaRunner
-from strata.engine.experts import learned, tier
+from strata.engine.experts import helpers, learned, tier
 from strata.engine.memory.profile import read_profile
 from strata.engine.model.resident import RESERVE
 from strata.engine.options import Options, Refused
@@ -21,6 +21,7 @@ from strata.engine.schedule.ports import SOLO, Row, Rules
 from strata.engine.schedule.solo import Request
 from strata.engine.state.checkpoints import CacheRules
 from strata.engine.state.conversations import Conversations
+from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.ops import Sampling
 from strata.protocol.lines import Done, Progress, Resume, SlotDone, SlotToken, Token
 
@@ -288,6 +289,29 @@ def test_requests_with_a_quarter_of_the_experts_in_vram_are_those_of_the_host_an
     assert " experts have changed places in " in tiered.costs and "; 0 experts" not in tiered.costs
     figures = tiered.figures()
     assert figures["expert_rounds"] > 0 < figures["expert_swaps"] and figures["expert_reads"] < figures["expert_picks"]
+
+
+def test_requests_whose_missing_experts_the_processor_computes_are_those_of_the_host(any_card, pack, host):
+    how = replace_options(device="cuda", batch=2, expert_cache=36, adapt_every=1, adapt_min_gain=0.0, pcie_frac=0.0)
+    helped = CudaRunner(pack, how, driver=any_card())
+    helped.warm()
+    request = Request(ids(CHUNK + 3), 5, PENALISED, penalty_last_n=64)
+    assert run(helped, [request]) == run(host, [request])
+    slots = [(0, asked(ids(5), 4, **GROWING)), (1, asked(ids(6, 2), 3))]
+    assert batch(helped, slots) == batch(host, slots)
+    helped.close()
+    assert helped.info()["pcie_frac"] == 0.0 and helped.figures()["expert_reads"] == 0
+    assert "; the processor has computed " in helped.costs
+
+
+def test_a_processor_that_does_not_answer_ends_the_request_with_a_reason(emulated_card, pack, monkeypatch):
+    monkeypatch.setattr(helpers, "LIMIT_S", 3.0)
+    with emulated_card.plugged_in() as card:
+        runner = CudaRunner(pack, replace_options(device="cuda", expert_cache=1, pcie_frac=0.5), driver=card.driver())
+        runner.warm()
+        runner._resident.store.helpers._server.stop()
+        with pytest.raises(DeviceError, match=r"has not computed experts of layer 0 within 3 s; .*pcie-frac 1"):
+            run(runner, [Request(ids(3), 3, Sampling())])
 
 
 def test_what_windows_pick_is_counted_and_kept_for_the_next_start(any_card, pack, host, tmp_path, monkeypatch):
