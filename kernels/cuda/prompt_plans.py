@@ -125,7 +125,7 @@ def _shared(kind: TensorType, cut: Cut, chunks: int, lifts: int, copies: int) ->
     unpacked = cut.rows * STEP + groups * (scales + (cut.rows + 8) * kind.has_offset) * 4
     fetched = cut.columns * STEP + (STEP // ACTIVATION_BLOCK + groups * kind.has_offset) * line * 4
     raw = chunks * cut.rows * chunk_pitch(kind)
-    return raw + 2 * unpacked + 2 * fetched + cut.columns * 4 + table_bytes(kind) * copies
+    return raw + 2 * unpacked + 2 * fetched + 2 * cut.columns * 4 + table_bytes(kind) * copies
 
 
 def fitted(card: Card, kind: TensorType, cut: Cut) -> PromptPlan | None:

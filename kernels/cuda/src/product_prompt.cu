@@ -76,7 +76,8 @@ enum {
     AT_UNPACKED = CHUNKS * BM * PITCH,
     AT_INPUTS = AT_UNPACKED + 2 * UNPACKED,
     AT_SOURCE = AT_INPUTS + 2 * FETCHED,
-    AT_TABLE = AT_SOURCE + BN * 4,
+    AT_PLACES = AT_SOURCE + BN * 4,
+    AT_TABLE = AT_PLACES + BN * 4,
     SHARED_BYTES = AT_TABLE + TABLE,
     SPREAD = CHUNKS == 2,            // what a step fetches is dealt to the spans that it multiplies
     LINE_H = BM / 2 + 4              // floats of a column of silu(gate x) * (up x) that is to be quantised
@@ -430,8 +431,8 @@ struct Steps<1> {
 };
 
 // Results to memory. A tile of nothing but rows of the matrix, which most are, is stored without a look at each.
-DEVICE void store_tile(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, int tile, int eights, int wm,
-                       int wn) {
+DEVICE void store_tile(const u8* shared, const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, int tile,
+                       int eights, int wm, int wn) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int first = w.row + tile * ROWS, left = w.rows - first;
     const int row = (MODE == GATE_UP ? 8 : 16) * MT * wm + g, column = 8 * eights * wn + 2 * t;
@@ -441,7 +442,7 @@ DEVICE void store_tile(const Arguments& a, const float (&acc)[MT][NT][4], const 
 #pragma unroll
     for (int i = 0; i < 2 * NT; i++) {
         const int own = column + 8 * (i >> 1) + (i & 1);
-        at[i] = MODE == DENSE ? w.begin + own : a.order[w.begin + min(own, w.count - 1)];
+        at[i] = MODE == DENSE ? w.begin + own : ((const int*)(shared + AT_PLACES))[min(own, BN - 1)];
     }
     if (MODE != GATE_UP && left >= ROWS) {
 #pragma unroll
@@ -531,11 +532,12 @@ DEVICE void copies_arrive() {
     __syncthreads();
 }
 
-// Where the row of each column begins, in int8.
+// Where the row of each column begins, in int8, and the place of its results.
 DEVICE void find_sources(u8* shared, const Arguments& a, const Work& w) {
     for (int c = threadIdx.x; c < BN; c += THREADS) {
-        const int column = w.begin + min(c, w.count - 1);
-        ((u32*)(shared + AT_SOURCE))[c] = (u32)(MODE == DENSE ? column : a.order[column] / a.divide) * a.cols;
+        const int column = w.begin + min(c, w.count - 1), place = MODE == DENSE ? column : a.order[column];
+        ((u32*)(shared + AT_SOURCE))[c] = (u32)(MODE == DENSE ? place : place / a.divide) * a.cols;
+        ((int*)(shared + AT_PLACES))[c] = place;
     }
 }
 
@@ -598,7 +600,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
         copies_commit();
         if (unpacked) rows.next();
         if (MODE != GATE_UP && next.at == 0 && busy) {
-            store_tile(a, acc, w, here.tile, eights, wm, wn);
+            store_tile(shared, a, acc, w, here.tile, eights, wm, wn);
             clear(acc);
         }
         const Place then = next.after(steps);
@@ -610,6 +612,6 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
 #ifdef NEXT_ORDER  // GATE_UP has runs of one tile
     store_quantized(a, acc, w, (float*)shared, eights, wm, wn);
 #else
-    if (MODE == GATE_UP && busy) store_tile(a, acc, w, 0, eights, wm, wn);
+    if (MODE == GATE_UP && busy) store_tile(shared, a, acc, w, 0, eights, wm, wn);
 #endif
 }
