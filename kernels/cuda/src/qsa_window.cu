@@ -56,6 +56,12 @@ struct Projected {
     float eps;
 
     DEVICE Angles rope() const { return {cos, sin, half}; }
+    // The norm's factors of queries and keys and the angles of a position, before the rows are there.
+    DEVICE void fetch(int d, int position) const {
+        const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = warp < 2 ? d : half;
+        const float* from = warp == 0 ? norm_q : warp == 1 ? norm_k : warp == 2 ? cos : sin;
+        if (warp < 4 && 32 * lane < n) fetch_line(from + (warp < 2 ? 0 : static_cast<long long>(position) * half) + 32 * lane);
+    }
 };
 
 // Which row of the launch is the token of a position in the slot of a row. By a warp; there is one.
@@ -128,6 +134,7 @@ KERNEL void __launch_bounds__(THREADS)
     float* query = memory;
     u8* tile = reinterpret_cast<u8*>(memory + group * d);
     const float scale = 1.0f / sqrtf(static_cast<float>(d));
+    if (PREPARES) projected.fetch(d, g.positions[row]);
     auto copy_keys = [&](int begin, int end) {
         const int pieces = bytes / 16;
         for (int e = begin * pieces + tid; e < end * pieces; e += THREADS) {
