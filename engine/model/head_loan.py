@@ -27,7 +27,7 @@ from typing import Final
 
 import numpy as np
 
-from strata.engine.device.arena import MIB, shown
+from strata.engine.device.arena import shown
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.device.driver import Array
 from strata.engine.device.loading import Copy, flat
@@ -172,7 +172,7 @@ class HeadLoan:
         self.lent = False
         self.loads += 1
         ms = (time.perf_counter() - begun) * 1e3
-        log(f"head alias: {self._head.size / MIB:.0f} MiB loaded again in {ms:.1f} ms, at its place and unchanged")
+        log(f"head alias: {shown(int(self._head.size))} loaded again in {ms:.1f} ms, at its place and unchanged")
 
     def _require_place(self) -> None:
         if self._bound is None:

@@ -12,12 +12,14 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from strata.engine.inbox import Inbox
+from strata.engine.pack import Pack, open_draft, open_pack
 from strata.engine.schedule.live import Path as Schedule
 from strata.engine.schedule.live import now_ms
 from strata.engine.schedule.ports import Row, Rules
@@ -25,6 +27,7 @@ from strata.engine.serve import Server, Writer
 from strata.engine.state.checkpoints import CacheRules
 from strata.engine.state.conversations import Conversations
 from strata.engine.state.pages import OutOfPages
+from strata.kernels.formats import Weight
 from strata.kernels.reference import sample
 from strata.protocol.lines import Done, Err, Info, Output, decode_output
 
@@ -373,3 +376,30 @@ def any_card(request: pytest.FixtureRequest) -> Iterator[Callable[[], object]]:
             yield card.driver
     else:
         yield request.getfixturevalue("new_card")
+
+
+@pytest.fixture(scope="module")
+def trunk(packs) -> Pack:
+    """A pack of three of its layers: a block of every kind is left."""
+    whole = open_pack(packs["tiny-q8_0"])
+
+    class Short(Pack):
+        def __init__(self) -> None:
+            self.__dict__ |= whole.__dict__
+            kinds = (True, True, False)
+            self.spec = replace(whole.spec, layers=len(kinds), recurrent=kinds, ratios=(0, 0, 4), index_budget=32)
+
+        def weight(self, name: str) -> Weight:
+            return super().weight(name.replace("blk.2.", "blk.3."))
+
+        def array(self, name: str) -> np.ndarray:
+            return super().array(name.replace("blk.2.", "blk.3."))
+
+    return Short()
+
+
+@pytest.fixture(scope="module")
+def draft(packs, trunk):
+    found = open_draft(open_pack(packs["tiny-q8_0"]), packs["mtp-tiny-q8_0"])
+    found.pack.spec = trunk.spec
+    return replace(found, names=np.flatnonzero(np.arange(trunk.spec.vocab) % 7).astype(np.int32))

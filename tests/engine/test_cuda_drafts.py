@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import numpy as np
 import pytest
 
 from strata.engine.cuda_runner import CudaRunner
 from strata.engine.options import Options
-from strata.engine.pack import Pack, open_draft, open_pack
 from strata.engine.runner import ModelRunner
 from strata.engine.schedule.ports import Row
-from strata.kernels.formats import Weight
 from strata.kernels.ops import Sampling
 
 CONTEXT, CHUNK = 80, 18
@@ -21,33 +17,6 @@ OPTIONS = Options(pack="", max_context=CONTEXT, prefill=CHUNK, spec=4, batch=2, 
 GREEDY = Sampling()
 DRAWN = Sampling(temperature=1.0, top_k=40, seed=9)
 PENALISED = Sampling(temperature=0.9, seed=12, penalty_repeat=1.4, penalty_present=0.5)
-
-
-@pytest.fixture(scope="module")
-def trunk(packs) -> Pack:
-    """A pack of three of its layers: a block of every kind is left."""
-    whole = open_pack(packs["tiny-q8_0"])
-
-    class Short(Pack):
-        def __init__(self) -> None:
-            self.__dict__ |= whole.__dict__
-            kinds = (True, True, False)
-            self.spec = replace(whole.spec, layers=len(kinds), recurrent=kinds, ratios=(0, 0, 4), index_budget=32)
-
-        def weight(self, name: str) -> Weight:
-            return super().weight(name.replace("blk.2.", "blk.3."))
-
-        def array(self, name: str) -> np.ndarray:
-            return super().array(name.replace("blk.2.", "blk.3."))
-
-    return Short()
-
-
-@pytest.fixture(scope="module")
-def draft(packs, trunk):
-    found = open_draft(open_pack(packs["tiny-q8_0"]), packs["mtp-tiny-q8_0"])
-    found.pack.spec = trunk.spec
-    return replace(found, names=np.flatnonzero(np.arange(trunk.spec.vocab) % 7).astype(np.int32))
 
 
 @pytest.fixture(scope="module")

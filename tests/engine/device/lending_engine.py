@@ -1,0 +1,67 @@
+"""strata-engine as a program, with a plan that lends the head of a small pack, on a card without hardware.
+
+    lending_engine.py FOLDER [--card] OPTIONS..     FOLDER: for compiled kernels
+
+--card       the real card
+Test hook    STRATA_TEST_HEAD_MOVE holds for the first start in the working folder alone
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from unittest import mock
+
+from strata.engine import __main__ as engine
+from strata.engine import options
+from strata.engine.device import cuda
+from strata.engine.memory import loan
+
+CHUNK, STAYS = 22, 10
+
+
+def lending(room: loan.LoanRoom, price: loan.Priced) -> loan.LoanPlan:
+    """Experts in the head, all else beside it."""
+    whole, mixers, experts = price.parts(CHUNK)
+    edges = [0, whole + room.beside, mixers, room.ring_step]
+    edges = [sum(edges[: i + 1]) for i in range(len(edges))]
+    own, mixing, ring = (loan.Piece(False, begin, end) for begin, end in pairwise(edges))
+    assert experts <= room.head
+    held = loan.Piece(True, 0, experts)
+    return loan.LoanPlan(CHUNK, 0, STAYS, own, mixing, held, ring, max(edges[-1], 4 * price(STAYS)), room.beside)
+
+
+def emulated(folder: Path, stack: ExitStack) -> None:
+    """Put a card without hardware where the engine looks for one."""
+    path = Path(__file__).with_name("emulated_card.py")
+    spec = importlib.util.spec_from_file_location("strata_test_emulated_card", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    card = stack.enter_context(module.EmulatedCard(folder).plugged_in())
+    stack.enter_context(mock.patch.object(cuda, "CupyDriver", card.driver))
+    stack.enter_context(mock.patch.object(options, "find_spec", lambda name: name))
+
+
+def main() -> int:
+    folder, *argv = sys.argv[1:]
+    mark = Path("started")
+    if mark.exists():
+        os.environ.pop("STRATA_TEST_HEAD_MOVE", None)
+    mark.touch()
+    real = "--card" in argv
+    sys.argv = ["strata-engine", *(word for word in argv if word != "--card")]
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(loan, "plan_loan", lending))
+        if not real:
+            emulated(Path(folder), stack)
+        return engine.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
