@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path as FilePath
 from unittest import mock
 
 import msgspec
@@ -22,6 +25,7 @@ from strata.engine.state.conversations import Conversations
 from strata.kernels.ops import Sampling
 from strata.protocol.lines import Done, Token
 
+ENGINE = FilePath(__file__).with_name("device") / "lending_engine.py"
 CONTEXT, CHUNK, STAYS = 80, 22, 10
 OPTIONS = Options(pack="", max_context=CONTEXT, prefill=CHUNK, device="cuda", expert_cache=1, verify_accounts=True)
 DRAWN = Sampling(temperature=1.0, top_k=40, seed=5)
@@ -163,6 +167,22 @@ def test_a_draft_layer_reads_long_prompts_beside_the_head(any_card, trunk, draft
         found.append((states, [answered(path, Request(ids(n, 7), 4, Sampling())) for n in (CHUNK + 9, 5)]))
     assert found[0] == found[1]
     assert runner.figures()["head_loads"] == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("--serve --mtp m --short-read 0 --batch 4", "excludes --batch 4"),
+        ("--serve --mtp m", "excludes --short-read 64"),
+        ("--mtp m --short-read 0", "needs --serve"),
+    ],
+)
+def test_a_line_that_would_lose_the_head_ends_the_start_with_code_2_and_the_reason(packs, tmp_path, line, reason):
+    options = f"--pack {packs['tiny-q8_0']} --device cuda --prefill-head-alias {line}".split()
+    command = [sys.executable, str(ENGINE), str(tmp_path), *options]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    assert ended.returncode == 2 and f"--prefill-head-alias: {reason}" in ended.stderr
+    assert ended.stdout.startswith("ERR --prefill-head-alias") == ("--serve" in line)
 
 
 @pytest.mark.parametrize("how", ["moved", "changed"])

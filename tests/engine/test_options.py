@@ -220,6 +220,7 @@ def test_a_chunk_of_the_command_line_fits_a_forward_pass():
         (["--json"], "--json: is for --plan; add --plan, or leave it out"),
         (["--ram-limit-mib", "9"], "--ram-limit-mib: is for --plan"),
         (["--plan", "--vram-reserve-mib", "little"], "--vram-reserve-mib: wants a whole number from 0 to"),
+        (["--prefill-head-alias"], "--prefill-head-alias: there is no card on the host; leave it out, or use --device"),
         (["--expert-cache", "9"], "--expert-cache: there is no card on the host; leave it out, or use --device cuda"),
         (["--expert-profile", "hot"], "--expert-profile: there is no card on the host; leave it out, or use --device"),
         (

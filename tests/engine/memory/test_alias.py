@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.engine.device.arena import MIB
-from strata.engine.memory.alias import AliasConditions, exchanges, refusal, trial_shrink
+from strata.engine.memory.alias import AliasConditions, exchanges, refusal, require_alias, trial_shrink
+from strata.engine.options import Options, Refused
 
 GOOD = AliasConditions(serve=True, short_read=0, mtp=True, profile=True)
 
@@ -43,6 +45,32 @@ def test_a_plan_that_would_lose_the_head_is_refused_with_its_reason_and_a_remedy
 )
 def test_what_the_table_allows_is_not_refused(changed):
     assert refusal(replace(GOOD, **changed)) is None
+
+
+ASKED = Options(pack="m", serve=True, short_read=0, mtp="", prefill_head_alias=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"serve": False}, "needs --serve"),
+        ({"batch": 2}, "excludes --batch 2"),
+        ({"short_read": 64}, "excludes --short-read 64"),
+        ({"expert_cache": 2}, "excludes --expert-cache 2"),
+        ({"mtp": None}, "needs --mtp"),
+    ],
+)
+def test_an_engine_that_would_lose_the_head_does_not_start(changed, reason):
+    asked = msgspec.structs.replace(ASKED, **changed)
+    with pytest.raises(Refused, match=f"^--prefill-head-alias: {reason}"):
+        require_alias(asked, head=True)
+    require_alias(msgspec.structs.replace(asked, prefill_head_alias=False), head=True)
+
+
+def test_an_engine_needs_a_head_and_no_profile():
+    require_alias(ASKED, head=True)
+    with pytest.raises(Refused, match="needs a native output head"):
+        require_alias(ASKED, head=False)
 
 
 def test_the_default_of_short_reads_is_among_the_refusals():
