@@ -24,6 +24,7 @@ from strata.bench import (
     score,
     serve,
     synthetic,
+    tiers,
 )
 from strata.bench.engine_process import EngineFailed
 from strata.bench.http_client import ServerRefused
@@ -40,6 +41,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "read-join": (read_join, "long prompts joining a busy server; next turns; what the server costs; a soak"),
     "draft-test": (draft_test, "the same prompts with drafts and without: equal texts, drafts kept, speed"),
     "draft-vocab": (draft_vocab, "the tokens of a corpus that come most often, for the draft layer to propose"),
+    "tiers": (tiers, "decode rate by the share of experts in VRAM; equal tokens wherever they lie"),
     "synth": (synthetic, "write a pack of the full geometry with random blocks, to measure with"),
     "score": (score, "held-out problems with exact answers: how many a pack gets right, task by task"),
     "quality": (quality, "what K/V formats and budgets of sparse attention cost: perplexity and scores"),

@@ -79,7 +79,7 @@ class Asked:
 
 
 @njit
-def _silu(x):  # type: ignore[no-untyped-def]
+def _silu(x):
     out = np.empty_like(x)
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):

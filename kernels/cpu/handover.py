@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -237,7 +237,13 @@ class Server:
         for name, size in memory.items():
             self._state[name] = at
             at += _lines(size)
-        arrays = {S_DESK: desk.words, S_AT: desk.at, S_PLACES: desk.places, S_X: desk.x, S_OUT: desk.out}
+        arrays: dict[int, npt.NDArray[Any]] = {
+            S_DESK: desk.words,
+            S_AT: desk.at,
+            S_PLACES: desk.places,
+            S_X: desk.x,
+            S_OUT: desk.out,
+        }
         for name, array in {**arrays, S_LAYERS: self._layers}.items():
             self._state[name] = address(array)
         self._state[S_WORKER], self._state[S_THREADS] = worker(), self._threads
