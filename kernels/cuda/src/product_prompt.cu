@@ -362,7 +362,7 @@ struct Span {
 // eight columns) are under way while the sums of the unit before are added, and what a span begins with is read while the
 // last sums of the span before are.
 template <int EIGHTS>
-DEVICE void multiply_step(float (&acc)[MT][NT][4], const Coming& coming, int buffer, int spans, int wm, int wn) {
+DEVICE void multiply_step(float (&acc)[MT][NT][4], const Coming& coming, int buffer, int spans, int wm, int first) {
     const u8* shared = coming.rows.shared;
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const u8* unpacked = shared + AT_UNPACKED + buffer * UNPACKED;
@@ -372,7 +372,7 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const Coming& coming, int buf
     const float2* offsets = (const float2*)(unpacked + OFFSETS_AT) + MT * wm * 8 + g;
     Span span;
     span.codes = unpacked + MT * wm * (16 * STEP) + lane * 16, span.inputs = inputs;
-    span.first = 8 * EIGHTS * wn, span.g = g, span.t = t;
+    span.first = first, span.g = g, span.t = t;
     span.enter(0);
 #pragma unroll 1
     for (int s = 0; s < (F::BLOCK < 256 ? spans : 4); s++) {
@@ -413,41 +413,53 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const Coming& coming, int buf
     }
 }
 
+// The columns of a warp.
+struct Part {
+    int eights, first;
+};
+
+// A tile of experts has its eights dealt evenly to the WARPS_ACROSS, another warp first in another block: the blocks of a
+// multiprocessor share its schedulers, and a scheduler has the same warps of each.
+DEVICE Part part_of(const Work& w, int wn) {
+    if (MODE == DENSE) return Part{NT, 8 * NT * wn};
+    const int eights = (w.count + 7) / 8, each = eights / WARPS_ACROSS, more = eights % WARPS_ACROSS;
+    const int turn = (wn + (blockIdx.x * 2654435761u >> 30)) % WARPS_ACROSS;
+    return Part{each + (turn < more), 8 * (each * turn + min(turn, more))};
+}
+
 // The same for any number of eights up to EIGHTS.
 template <int EIGHTS>
 struct Steps {
-    DEVICE static void multiply(float (&acc)[MT][NT][4], const Coming& coming, int buffer, int spans, int eights, int wm,
-                                int wn) {
-        if (eights == EIGHTS) multiply_step<EIGHTS>(acc, coming, buffer, spans, wm, wn);
-        else Steps<EIGHTS - 1>::multiply(acc, coming, buffer, spans, eights, wm, wn);
+    DEVICE static void multiply(float (&acc)[MT][NT][4], const Coming& coming, int buffer, int spans, int wm, Part own) {
+        if (own.eights == EIGHTS) multiply_step<EIGHTS>(acc, coming, buffer, spans, wm, own.first);
+        else Steps<EIGHTS - 1>::multiply(acc, coming, buffer, spans, wm, own);
     }
 };
 template <>
 struct Steps<1> {
-    DEVICE static void multiply(float (&acc)[MT][NT][4], const Coming& coming, int buffer, int spans, int, int wm,
-                                int wn) {
-        multiply_step<1>(acc, coming, buffer, spans, wm, wn);
+    DEVICE static void multiply(float (&acc)[MT][NT][4], const Coming& coming, int buffer, int spans, int wm, Part own) {
+        multiply_step<1>(acc, coming, buffer, spans, wm, own.first);
     }
 };
 
 // Results to memory. A tile of nothing but rows of the matrix, which most are, is stored without a look at each.
-DEVICE void store_tile(const u8* shared, const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, int tile,
-                       int eights, int wm, int wn) {
+DEVICE void store_tile(const u8* shared, const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, int tile, int wm,
+                       Part own) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int first = w.row + tile * ROWS, left = w.rows - first;
-    const int row = (MODE == GATE_UP ? 8 : 16) * MT * wm + g, column = 8 * eights * wn + 2 * t;
+    const int row = (MODE == GATE_UP ? 8 : 16) * MT * wm + g, column = own.first + 2 * t;
     float* out = a.matrix[w.matrix].out + first + row;
     const bool joins = MODE == DENSE && a.join;
     int at[2 * NT];
 #pragma unroll
     for (int i = 0; i < 2 * NT; i++) {
-        const int own = column + 8 * (i >> 1) + (i & 1);
-        at[i] = MODE == DENSE ? w.begin + own : ((const int*)(shared + AT_PLACES))[min(own, BN - 1)];
+        const int c = column + 8 * (i >> 1) + (i & 1);
+        at[i] = MODE == DENSE ? w.begin + c : ((const int*)(shared + AT_PLACES))[min(c, BN - 1)];
     }
     if (MODE != GATE_UP && left >= ROWS) {
 #pragma unroll
         for (int i = 0; i < 2 * NT; i++) {
-            if (column + 8 * (i >> 1) + (i & 1) >= w.count || (MODE != DENSE && i >> 1 >= eights)) continue;
+            if (column + 8 * (i >> 1) + (i & 1) >= w.count || (MODE != DENSE && i >> 1 >= own.eights)) continue;
             float* line = out + (u64)(u32)at[i] * (u32)w.rows;
             float y[2 * MT];
 #pragma unroll
@@ -468,7 +480,7 @@ DEVICE void store_tile(const u8* shared, const Arguments& a, const float (&acc)[
 #pragma unroll
     for (int i = 0; i < 2 * NT; i++) {
         const int j = i >> 1, c = i & 1;
-        if (column + 8 * j + c >= w.count || (MODE != DENSE && j >= eights)) continue;
+        if (column + 8 * j + c >= w.count || (MODE != DENSE && j >= own.eights)) continue;
         float* line = out + (u64)(u32)at[i] * (u32)w.rows;
         const float weight = joins ? sigmoid_f32(a.join[at[i]]) : 0.0f;
 #pragma unroll
@@ -487,17 +499,17 @@ DEVICE void store_tile(const u8* shared, const Arguments& a, const float (&acc)[
 
 #ifdef NEXT_ORDER
 // silu(gate x) * (up x) of the whole tile to shared memory, then quantised as quantize.cu does it.
-DEVICE void store_quantized(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, float* tile, int eights,
-                            int wm, int wn) {
+DEVICE void store_quantized(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, float* tile, int wm,
+                            Part own) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
     for (int j = 0; j < NT; j++) {
-        if (j >= eights) break;
+        if (j >= own.eights) break;
 #pragma unroll
         for (int i = 0; i < MT; i += 2)
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const int column = 8 * (eights * wn + j) + 2 * t + (k & 1), row = 8 * (MT * wm + i + (k >> 1)) + g;
+                const int column = own.first + 8 * j + 2 * t + (k & 1), row = 8 * (MT * wm + i + (k >> 1)) + g;
                 tile[column * LINE_H + row] = silu_f32(acc[i][j][k]) * acc[i + 1][j][k];
             }
     }
@@ -569,14 +581,14 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     rows.grid = fill_table(shared);
     if (MODE == DENSE) inputs_ready();  // the weights do not wait for the kernel before
     __syncthreads();
-    const int eights = MODE == DENSE ? (int)NT : (w.count + 8 * WARPS_ACROSS - 1) / (8 * WARPS_ACROSS);
-    const int columns = 8 * eights * WARPS_ACROSS;
+    const Part own = part_of(w, wn);
+    const int columns = MODE == DENSE ? (int)BN : (w.count + 7) / 8 * 8;
     Coming{rows, a, 0, 0, columns, true, false}.fetch_from(0);
     copies_arrive();
     rows.unpack(Place{0, 0}, 0);
     __syncthreads();
 
-    const bool busy = 8 * eights * wn < w.count;  // a warp whose columns are all past the tile's end only unpacks
+    const bool busy = own.eights && own.first < w.count;  // a warp without columns only unpacks
     const bool unpacks_first = warp & 4;          // warps w and w + 4 share a scheduler
     float acc[MT][NT][4] = {};
     int buffer = 0;
@@ -592,15 +604,15 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
                 if (more) rows.unpack(next, buffer ^ 1);
             } else if (busy) {
                 const int spans = min(4, a.cols / 32 - 4 * here.at);
-                if (MODE == DENSE) multiply_step<NT>(acc, coming, buffer, spans, wm, wn);
-                else Steps<NT>::multiply(acc, coming, buffer, spans, eights, wm, wn);
+                if (MODE == DENSE) multiply_step<NT>(acc, coming, buffer, spans, wm, own.first);
+                else Steps<NT>::multiply(acc, coming, buffer, spans, wm, own);
                 if (SPREAD && F::BLOCK < 256) coming.fetch_from(spans);
             }
         }
         copies_commit();
         if (unpacked) rows.next();
         if (MODE != GATE_UP && next.at == 0 && busy) {
-            store_tile(shared, a, acc, w, here.tile, eights, wm, wn);
+            store_tile(shared, a, acc, w, here.tile, wm, own);
             clear(acc);
         }
         const Place then = next.after(steps);
@@ -610,8 +622,8 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
         here = next;
     }
 #ifdef NEXT_ORDER  // GATE_UP has runs of one tile
-    store_quantized(a, acc, w, (float*)shared, eights, wm, wn);
+    store_quantized(a, acc, w, (float*)shared, wm, own);
 #else
-    if (MODE == GATE_UP && busy) store_tile(shared, a, acc, w, 0, eights, wm, wn);
+    if (MODE == GATE_UP && busy) store_tile(shared, a, acc, w, 0, wm, own);
 #endif
 }
