@@ -131,6 +131,11 @@ def _quantized(t: Tally, n: int, cols: int, kinds: frozenset[TensorType]) -> Non
             t.take(n * cols, n * cols // ACT_BLOCK * _FLOAT, *([n * cols // sums * _FLOAT] if sums else []))
 
 
+def _left(t: Tally, n: int, cols: int) -> None:
+    """The int8 form that the maker of n rows leaves beside them."""
+    t.take(n * cols, n * cols // ACT_BLOCK * _FLOAT)
+
+
 def _ends(t: Tally, shape: PromptShape, n: int) -> None:
     """Embedding, and the head for one row."""
     g = shape.spec
@@ -143,6 +148,7 @@ def _ends(t: Tally, shape: PromptShape, n: int) -> None:
 def _hyper(t: Tally, shape: PromptShape, n: int) -> None:
     g = shape.spec
     t.take(n * g.hidden * _FLOAT, n * g.streams * _FLOAT)
+    _left(t, n, g.hidden)
     rows = min(n, ROWS_AT_ONCE)
     with t.scratch():
         t.take(rows * g.wide * _FLOAT, rows * g.rank * _FLOAT, rows * g.streams * _FLOAT)
@@ -162,6 +168,7 @@ def _delta_net(t: Tally, shape: PromptShape, n: int) -> None:
     with t.scratch():
         _quantized(t, n, g.hidden, shape.dense)
     t.take(n * inner * _FLOAT)
+    _left(t, n, inner)
     with t.scratch():
         t.take(n * inner * _FLOAT, n * g.gdn_channels * _FLOAT, n * heads * _FLOAT, n * heads * _FLOAT)
     t.take(n * g.hidden * _FLOAT)
