@@ -24,6 +24,8 @@ from strata.engine.memory.ram import BUDGET_SLACK
 from strata.engine.pack import Pack
 from strata.kernels.cuda.compile import DeviceError
 
+LENT_RING: Final = 32
+"""Experts of a ring beside a chunk that has the head's memory, at least: shorter rounds for a longer chunk."""
 FREE_WHOLE: Final = 512 * MIB
 """VRAM that stays free beside a model that is there whole."""
 
@@ -51,9 +53,10 @@ class Tiering:
             own=own,
             head=head,
             most=min(self._asked.prefill or model.most, model.most),
-            ring=min(ring_bytes(min(RING, whole), model.largest), ring),
+            ring=min(ring_bytes(min(LENT_RING, whole), model.largest), ring),
             ring_step=BUFFERS * model.largest,
             ring_most=ring,
+            ring_alone=min(ring_bytes(min(RING, whole), model.largest), ring),
             stays=stays,
         )
 

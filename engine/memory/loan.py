@@ -38,7 +38,7 @@ class Priced(Protocol):
 class LoanRoom:
     """own: bytes of prompts beside the cache, ring and all · head: of the output head · most: tokens of a chunk at most
 
-    ring     what it takes at least; ring_step: how it grows; ring_most: what it can use
+    ring     what it takes at least; ring_step: how it grows; ring_most: what it can use; ring_alone: without a loan
     stays    rows up to which the head stays, at most · beside: what a draft layer takes of the first part
     """
 
@@ -48,6 +48,7 @@ class LoanRoom:
     ring: int
     ring_step: int
     ring_most: int
+    ring_alone: int
     stays: int = STAYS
     beside: int = 0
 
@@ -92,7 +93,7 @@ def plan_loan(room: LoanRoom, price: Priced) -> LoanPlan | None:
     def alone(chunk: int, ring: int) -> bool:
         return price(chunk) + room.beside + ring <= room.own
 
-    plain = next((c for c in steps(room.most) if alone(c, room.ring)), 0)
+    plain = next((c for c in steps(room.most) if alone(c, room.ring_alone)), 0)
     stays = next((c for c in steps(min(room.stays, room.most)) if alone(c, 0)), 0)
     for chunk in steps(room.most):
         if chunk <= max(plain, stays) or not stays:

@@ -32,7 +32,7 @@ STEP = 4 * MIB
 
 def room(own: int, head: int = 417, most: int = 8192, ring: int = 140, stays: int = 512, beside: int = 0) -> LoanRoom:
     """Amounts in MiB."""
-    return LoanRoom(own * MIB, head * MIB, most, ring * MIB, STEP, 1000 * MIB, stays, beside * MIB)
+    return LoanRoom(own * MIB, head * MIB, most, ring * MIB, STEP, 1000 * MIB, ring * MIB, stays, beside * MIB)
 
 
 def check(plan: LoanPlan, given: LoanRoom) -> None:
@@ -86,7 +86,7 @@ def test_a_card_without_room_for_a_short_read_keeps_its_head():
 
 
 def test_the_ring_takes_what_is_left_up_to_what_it_can_use():
-    plan = plan_loan(LoanRoom(620 * MIB, 417 * MIB, 1024, 40 * MIB, STEP, 90 * MIB), Price(1, 1, 600 * KIB))
+    plan = plan_loan(LoanRoom(620 * MIB, 417 * MIB, 1024, 40 * MIB, STEP, 90 * MIB, 40 * MIB), Price(1, 1, 600 * KIB))
     assert plan is not None
     assert plan.ring.end - plan.ring.begin in range(86 * MIB, 90 * MIB + 1)
 
