@@ -184,6 +184,7 @@ class CudaRunner:
                     chunk,
                     pcie=options.pcie_share,
                     threads=options.helping_threads,
+                    spare=options.spare_places,
                 ),
                 loan=loan if options.prefill_head_alias else None,
                 head_moves=environment.is_on(os.environ.get(environment.HEAD_MOVES)),

@@ -217,6 +217,14 @@ _WORKING: Final = (
     _works(TIER, "--adapt-decay F", "0.7", share, "factor on the counts after a round"),
     _works(TIER, "--adapt-min-gain F", "1.5", amount(MAX_GAIN), "uses since the last rounds that a change must gain"),
     _works(
+        TIER,
+        "--adapt-async B",
+        "0",
+        whole(0, 1),
+        "1: experts change places beside windows, which do not wait for them; takes RAM for four more experts a layer. "
+        "Never changes the text",
+    ),
+    _works(
         KEEP,
         "--prompt-cache N",
         "6",
@@ -381,7 +389,6 @@ _WORKING: Final = (
 _WHOLE = "keys and values of the whole context have their place from the start"
 _ONE_CARD = "one device computes the model, with one cache of experts of a fixed size"
 _OWN_BUFFERS = "the buffers of prompts have a place of their own in this engine"
-_NO_TIER = "the window behind a round waits until its experts have changed places"
 _MAPPED = "the host reads the experts from the mapped file; those that a card does not hold lie in page-locked RAM"
 _POOL = "the host kernels have one pool of threads; use --threads"
 _ONE_LAYER = "the draft layer is used as its file has it"
@@ -419,8 +426,6 @@ _NOT_YET: Final[tuple[tuple[str, str, str], ...]] = (
     (KEEP, "a shared prefix is pinned in the prompt cache; there are no files of it, and none of sessions", """
         --system-prompt-cache-* .. | off | files of shared prefixes
         --session-min-free-mib N | 4096 | RAM that stays free at session files"""),
-    (TIER, _NO_TIER, """
-        --adapt-async B | 0 | 1: rounds that hold no window up"""),
     (SPLIT, "the model runs on one device", """
         --layer-split A,B,.. or auto | none | layers over several devices
         --split-device D1,.. | next visible | devices of the split

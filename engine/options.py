@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from strata.engine.pack import ModelSpec
 
 REFUSED_EXIT = 2
+SPARE_PLACES: Final = 4
+"""Twice what a layer of 48 has of a round of 96 swaps."""
 
 
 _FOR_A_CARD: Final = (("--vram-limit-mib", "0"), ("--ple-io", "auto"))
@@ -102,6 +104,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     adapt_swaps: int = 96
     adapt_decay: float = 0.7
     adapt_min_gain: float = 1.5
+    adapt_async: int = 0
     resident_experts: bool = False
     resident_cpu_experts: bool = False
     resident_budget_gib: int = 0
@@ -137,6 +140,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def mtp_max(self) -> int:
         """Tokens that the draft layer proposes for a window."""
         return self.spec - 1 if self.mtp is not None else 0
+
+    @property
+    def spare_places(self) -> int:
+        """Places of a layer in RAM that hold no expert, for swaps beside windows."""
+        return SPARE_PLACES if self.adapt_async and min(self.adapt_every, self.adapt_swaps) > 0 else 0
 
     @property
     def pcie_share(self) -> float | None:

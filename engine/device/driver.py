@@ -108,9 +108,10 @@ class Driver(Protocol):
 
 
 class Uploader(Protocol):
-    """Copies to the card beside the stream of the work."""
+    """Copies to the card beside the stream of the work, and from it into `pinned` memory."""
 
     def upload(self, target: Array, source: npt.NDArray[Any]) -> None: ...
+    def download(self, target: npt.NDArray[Any], source: Array) -> None: ...
     def repack(self, target: Array, source: Array, kind: TensorType) -> None:
         """Queue the making of a card form from blocks of the file's type that lie on the card."""
 
@@ -282,6 +283,9 @@ class _CupyUploader:
 
     def upload(self, target: Array, source: npt.NDArray[Any]) -> None:
         _copy(self._cp.cuda.runtime, target.data.ptr, source.ctypes.data, target, source, self._stream.ptr)
+
+    def download(self, target: npt.NDArray[Any], source: Array) -> None:
+        _copy(self._cp.cuda.runtime, target.ctypes.data, source.data.ptr, target, source, self._stream.ptr)
 
     def repack(self, target: Array, source: Array, kind: TensorType) -> None:
         with _LAUNCH, self._stream:

@@ -1,7 +1,8 @@
 """Where the experts of one layer lie at the moment, and the tables of addresses that say so. Pure.
 
-An expert has a slot of the cache or a place among the layer's experts in RAM. A swap exchanges one of each, so every
-slot and every place always holds one expert.
+An expert has a slot of the cache or a place among the layer's experts in RAM. A swap exchanges one of each. With spare
+places it may go in two steps: one expert leaves its slot for a free place, another one enters the slot and leaves a
+free place behind.
 
 Units    bytes; a table is uint64 (3, experts): addresses of gate, up and down, 0 = not there
 """
@@ -21,17 +22,38 @@ Table = npt.NDArray[np.uint64]
 
 @dataclass(slots=True, eq=False)
 class Homes:
-    """begins (experts,): of an expert's slot in the cache, -1: none · places (experts,): in RAM, -1: none."""
+    """begins (experts,): of an expert's slot in the cache, -1: none · places (experts,): in RAM, -1: none · free:
+    places that hold none."""
 
     size: ExpertSize
     begins: I64
     places: I64
+    free: list[int]
 
     @classmethod
-    def of(cls, size: ExpertSize, begins: I64) -> Homes:
-        """Those without a slot lie in RAM in the order of their numbers."""
+    def of(cls, size: ExpertSize, begins: I64, spare: int = 0) -> Homes:
+        """Those without a slot lie in RAM in the order of their numbers, spare places behind them."""
         missing = begins < 0
-        return cls(size, begins.copy(), np.where(missing, np.cumsum(missing) - 1, -1))
+        n = int(missing.sum())
+        return cls(size, begins.copy(), np.where(missing, np.cumsum(missing) - 1, -1), list(range(n, n + spare)))
+
+    @property
+    def n_places(self) -> int:
+        return int((self.places >= 0).sum()) + len(self.free)
+
+    def leave(self, expert: int) -> int:
+        """An expert of the cache takes the next free place; its slot is empty. -> the place."""
+        if self.begins[expert] < 0 or not self.free:
+            raise ValueError(f"expert {expert} must lie in the cache, and a place be free")
+        self.begins[expert], self.places[expert] = -1, self.free.pop(0)
+        return int(self.places[expert])
+
+    def enter(self, expert: int, begin: int) -> None:
+        """An expert in RAM takes an empty slot; its place is free."""
+        if self.places[expert] < 0 or (self.begins == begin).any():
+            raise ValueError(f"expert {expert} must lie in RAM, and the slot at {begin} be empty")
+        self.free.append(int(self.places[expert]))
+        self.begins[expert], self.places[expert] = begin, -1
 
     def swap(self, gets: int, leaves: int) -> tuple[int, int]:
         """An expert in RAM gets the slot of one in the cache, which takes its place. -> the slot's begin, place."""

@@ -41,11 +41,12 @@ class ExpertSize:
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
     """sizes: of each layer's experts · begins (layers, experts): of an expert's slot in the cache, -1: it lies in RAM ·
-    cache_bytes: of all slots."""
+    cache_bytes: of all slots · spare: free places of a layer in RAM, where some of its experts lie there."""
 
     sizes: tuple[ExpertSize, ...]
     begins: npt.NDArray[np.int64]
     cache_bytes: int
+    spare: int = 0
 
     @property
     def pairs(self) -> int:
@@ -61,12 +62,18 @@ class Placement:
         found: list[int] = np.flatnonzero(self.begins[layer] < 0).tolist()
         return found
 
+    def spare_of(self, layer: int) -> int:
+        """Free places of a layer: none where it misses no expert, or holds none."""
+        n = len(self.missing(layer))
+        return min(self.spare, self.begins.shape[1] - n) if n else 0
+
     def ram_bytes(self, layer: int) -> int:
-        return len(self.missing(layer)) * self.sizes[layer].n_bytes
+        """Of the places of a layer."""
+        return (len(self.missing(layer)) + self.spare_of(layer)) * self.sizes[layer].n_bytes
 
     @property
     def missing_bytes(self) -> int:
-        """Of all experts that lie in RAM."""
+        """Of all experts that lie in RAM, and of spare places."""
         return sum(map(self.ram_bytes, range(len(self.sizes))))
 
 
@@ -75,7 +82,9 @@ def by_number(layers: int, experts: int) -> list[Pair]:
     return [(layer, expert) for expert in range(experts) for layer in range(layers)]
 
 
-def place(sizes: Sequence[ExpertSize], experts: int, slots: Sequence[int], order: Iterable[Pair]) -> Placement:
+def place(
+    sizes: Sequence[ExpertSize], experts: int, slots: Sequence[int], order: Iterable[Pair], spare: int = 0
+) -> Placement:
     """The pairs of the order in slots of these bytes, which lie one behind the other; the rest in RAM.
 
     A pair that is larger than its slot ends it: slots are as large as the largest expert, or made for this order.
@@ -87,4 +96,4 @@ def place(sizes: Sequence[ExpertSize], experts: int, slots: Sequence[int], order
             break
         begins[layer, expert] = at
         at += slot
-    return Placement(tuple(sizes), begins, sum(slots))
+    return Placement(tuple(sizes), begins, sum(slots), spare)

@@ -30,7 +30,8 @@ class Asked:
     """cache: `--expert-cache`, 0 = auto · order: of a profile, hottest first, None = by number · reserve, given: bytes
     that stay free, and whether somebody asked for them · prefill: `--prefill`, 0 = auto · ring: its experts at most,
     0 = as many as there is room for · pcie: of those that windows miss, the share that the card reads, None = measured
-    · threads: of the processor, which computes the others."""
+    · threads: of the processor, which computes the others · spare: free places of a layer in RAM, for swaps that hold
+    no window up."""
 
     cache: int = 0
     order: tuple[Pair, ...] | None = None
@@ -40,6 +41,7 @@ class Asked:
     ring: int = 0
     pcie: float | None = 1.0
     threads: int = 1
+    spare: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +97,7 @@ def plan_tiers(free: int, asked: Asked, model: Model) -> TierPlan:
         )
     chunk, spare = _chunk(asked, model, plan, room.ring)
     ring = min(room.ring + spare, ring_bytes(asked.ring or BUFFERS * model.experts, model.largest))
-    placement = place(model.sizes, model.experts, plan.slots.sizes, order)
+    placement = place(model.sizes, model.experts, plan.slots.sizes, order, asked.spare)
     how = f"given {asked.cache}" if asked.cache else "auto"
     by = "numbers" if asked.order is None else f"a profile of {len(order)} pairs"
     said = (

@@ -121,7 +121,7 @@ class ExpertStore:
     def bind(self, layer: int, stacks: Sequence[Weight]) -> tuple[Weight, ...]:
         """Gate, up and down of a layer, as they lie from now on: their bytes are promised to `load`."""
         size = self.placement.sizes[layer]
-        homes = Homes.of(size, self.placement.begins[layer])
+        homes = Homes.of(size, self.placement.begins[layer], self.placement.spare_of(layer))
         ram = self._lock(layer)
         for expert in range(stacks[0].experts):
             begin, place = int(homes.begins[expert]), int(homes.places[expert]) * size.n_bytes
@@ -134,7 +134,7 @@ class ExpertStore:
 
     def _bound(self, layer: int, stacks: Sequence[Weight], homes: Homes, ram: Bytes) -> tuple[Weight, ...]:
         """The stacks with their banks, behind the layer's tables and rounds."""
-        n_bytes, places = homes.size.n_bytes, range(int((homes.places >= 0).sum()))
+        n_bytes, places = homes.size.n_bytes, range(homes.n_places)
         parts = [(part[0], len(part)) for part in pieces(places, n_bytes, self._ring.room)]
         buffers = [address(self._ring.buffer_of(len(self._ring) + i)) for i in range(len(parts))]
         shape = 1 + len(parts), 3, stacks[0].experts
@@ -164,22 +164,41 @@ class ExpertStore:
         """The ring's memory was something else's meanwhile: what is copied there comes behind all that is queued."""
         self._ring.forget()
 
+    def homes(self, layer: int) -> Homes:
+        """Where the experts of a layer lie. Who changes it calls `changing` before and `moved` behind it."""
+        return self._layers[layer].homes
+
+    def slot(self, layer: int, begin: int) -> Array:
+        """The bytes of a slot of the cache that a layer's expert has."""
+        return self._cache[begin : begin + self.placement.sizes[layer].n_bytes]
+
+    def place(self, layer: int, place: int) -> Bytes:
+        """The bytes of a place in RAM."""
+        n = self.placement.sizes[layer].n_bytes
+        return self._layers[layer].ram[place * n : (place + 1) * n]
+
     def swap(self, swaps: Iterable[Swap]) -> None:
         """Exchange the bytes of experts in RAM and in the cache, and the tables that say where they are."""
-        self._swapped.wait()  # what was written to tables before is on the card
+        self.changing()
         changed = set()
         for each in swaps:
-            layer = self._layers[each.layer]
-            begin, place = layer.homes.swap(each.gets, each.leaves)
-            n = layer.homes.size.n_bytes
-            slot, ram = self._cache[begin : begin + n], layer.ram[place * n : (place + 1) * n]
-            self._driver.copy(self._spare[:n], slot)
+            begin, place = self.homes(each.layer).swap(each.gets, each.leaves)
+            slot, ram = self.slot(each.layer, begin), self.place(each.layer, place)
+            self._driver.copy(self._spare[: ram.size], slot)
             self._driver.upload(slot, ram)
-            self._driver.download(ram, self._spare[:n])
+            self._driver.download(ram, self._spare[: ram.size])
             changed.add(each.layer)
-        for number in sorted(changed):
+        self.moved(changed)
+
+    def changing(self) -> None:
+        """What was written to tables before is on the card."""
+        self._swapped.wait()
+
+    def moved(self, layers: Iterable[int]) -> None:
+        """Bring the tables of layers whose homes have changed to the card, behind what is queued."""
+        for number in sorted(layers):
             self._write_places(self._layers[number])
-        self._stale |= changed
+            self._stale.add(number)
         self._ring.forget()
         self._swapped.record()
 

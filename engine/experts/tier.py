@@ -14,6 +14,7 @@ from strata.engine.device.driver import Driver
 from strata.engine.experts.adapt import AdaptRules
 from strata.engine.experts.adapter import Adapter
 from strata.engine.experts.counts import ExpertCounts
+from strata.engine.experts.exchange import Exchange
 from strata.engine.experts.learned import Keeping, Learned
 from strata.engine.experts.store import ExpertStore
 
@@ -31,7 +32,8 @@ class Tier:
         self._counts = ExpertCounts(driver, store.counters)
         self._sizes = np.array([size.n_bytes for size in placement.sizes], np.int64)
         self._every = rules.every if moves else LOOK_EVERY
-        self._adapter = Adapter(store, rules) if moves else None
+        exchange = Exchange(driver, store) if placement.spare else None
+        self._adapter = Adapter(store, rules, exchange) if moves else None
         picks = np.zeros(placement.begins.shape, np.int64)
         self._learned = None if keeping is None else Learned(keeping, picks, placement.in_cache)
         self._windows = self._asked_at = self._before = 0
@@ -53,6 +55,8 @@ class Tier:
         """A window is over, and the next one may be queued already. Raises DeviceError when it waited in vain."""
         if self._store.helpers is not None:
             self._store.helpers.check()
+        if self._adapter is not None:
+            self._adapter.step()
         self._look()
         self._windows += 1
         if self._windows % self._every == 0:

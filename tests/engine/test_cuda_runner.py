@@ -265,12 +265,14 @@ def test_info_tells_the_card(runner):
 MIB = 1 << 20
 
 
+@pytest.mark.parametrize("beside", [0, 1], ids=["waiting", "beside"])
 def test_requests_with_a_quarter_of_the_experts_in_vram_are_those_of_the_host_and_say_where_experts_lay(
-    any_card, pack, host
+    any_card, pack, host, beside
 ):
     spec = pack.spec
     quarter = spec.layers * spec.experts // 4
-    how = replace_options(device="cuda", batch=2, expert_cache=quarter, adapt_every=1, adapt_min_gain=0.0)
+    rules = {"adapt_every": 1, "adapt_min_gain": 0.0, "adapt_async": beside}
+    how = replace_options(device="cuda", batch=2, expert_cache=quarter, **rules)
     tiered = CudaRunner(pack, how, driver=any_card())
     tiered.warm()
     assert tiered.info()["expert_slots"] == quarter

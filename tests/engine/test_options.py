@@ -86,7 +86,7 @@ def test_every_working_option_reaches_its_field():
         "--suffix-draft 2 --mtp-window 4096 --draft-vocab v.txt --batch-mtp "
         "--plan --json --ram-limit-mib 5000 --kv-resident 30000 "
         "--vram-reserve-mib 0 --expert-cache 100 --expert-profile hot "
-        "--pcie-frac auto --adapt-every 8 --adapt-swaps 9 --adapt-decay 0.5 --adapt-min-gain 2.5 "
+        "--pcie-frac auto --adapt-async 1 --adapt-every 8 --adapt-swaps 9 --adapt-decay 0.5 --adapt-min-gain 2.5 "
         "--resident-experts --resident-cpu-experts "
         "--resident-budget-gib 9 --mmap-experts --no-prefill-borrow --prefill-head-alias"
     )
@@ -132,6 +132,7 @@ def test_every_working_option_reaches_its_field():
         expert_cache=100,
         expert_profile="hot",
         pcie_frac=-1.0,
+        adapt_async=1,
         adapt_every=8,
         adapt_swaps=9,
         adapt_decay=0.5,

@@ -262,6 +262,9 @@ class EmulatedUploader:
         if self._eager:
             self._stream.run_freely()
 
+    def download(self, target: np.ndarray, source: np.ndarray) -> None:
+        self.upload(target, source)
+
     def wait_for(self, event: EmulatedEvent) -> None:
         self._stream.wait_for(event)
 

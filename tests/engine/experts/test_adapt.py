@@ -92,3 +92,30 @@ def test_tables_name_every_expert_once_whatever_was_swapped(size, in_cache, each
         seen += part[0] > 0
         assert ((part > 0) == (part[0] > 0)).all()
     assert not firsts or (seen == 1).all()
+
+
+@given(
+    in_cache=st.lists(st.booleans(), min_size=2, max_size=9).filter(lambda held: 0 < sum(held) < len(held)),
+    spare=st.integers(1, 3),
+    data=st.data(),
+)
+def test_swaps_in_two_steps_lose_no_expert_and_no_place(in_cache, spare, data):
+    size, slots = ExpertSize(1, 1, 1), iter(range(len(in_cache)))
+    homes = Homes.of(size, np.array([next(slots) * size.n_bytes if held else -1 for held in in_cache], np.int64), spare)
+    places, empty = homes.n_places, []
+    assert places == in_cache.count(False) + spare
+    for _ in range(data.draw(st.integers(1, 8))):
+        held, missing = np.flatnonzero(homes.begins >= 0), np.flatnonzero(homes.places >= 0)
+        if empty and (not len(held) or not homes.free or data.draw(st.booleans())):
+            homes.enter(int(data.draw(st.sampled_from(missing.tolist()))), empty.pop())
+        elif len(held) and homes.free:
+            expert = int(data.draw(st.sampled_from(held.tolist())))
+            empty.append(int(homes.begins[expert]))
+            homes.leave(expert)
+        assert ((homes.begins >= 0) ^ (homes.places >= 0)).all()
+        taken = [*homes.places[homes.places >= 0].tolist(), *homes.free]
+        assert sorted(taken) == list(range(places)) and homes.n_places == places
+        begins = homes.begins[homes.begins >= 0].tolist()
+        assert len(set(begins)) == len(begins) and not set(begins) & set(empty)
+    with pytest.raises(ValueError, match="must lie in RAM"):
+        homes.enter(int(np.flatnonzero(homes.begins >= 0)[0]) if (homes.begins >= 0).any() else 0, -1)

@@ -12,6 +12,7 @@ import pytest
 
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.experts.adapt import Swap
+from strata.engine.experts.exchange import Exchange
 from strata.engine.experts.placement import by_number
 from strata.engine.experts.plan import Asked
 from strata.engine.model import Rows
@@ -94,6 +95,32 @@ def same(got: Answer, wanted: Answer) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+def exchanged(resident: Resident, how: Sampling, seed: int = 0) -> Answer:
+    """The same while they change places beside the windows: a step behind each of them, or none, or two."""
+    random, store = np.random.default_rng(seed), resident.store
+    exchange, before = Exchange(resident.device.driver, store), store.resident
+
+    def go_on() -> None:
+        for _ in range(random.integers(0, 3)):
+            if exchange.moving:
+                exchange.step()
+                continue
+            swaps = []
+            for layer, held in enumerate(store.resident):
+                leaves, gets = (random.permutation(np.flatnonzero(each))[:2] for each in (held, ~held))
+                swaps += [Swap(layer, int(g), int(e)) for g, e in zip(gets, leaves, strict=False)]
+            exchange.fetch(swaps)
+
+    got = answer(resident, how, go_on)
+    again = answer(resident, how, go_on)  # its prompt comes between two steps, or is read through the ring
+    same(again, got)
+    while exchange.moving:
+        exchange.step()
+    assert (store.resident != before).any(1).all()
+    assert (store.resident.sum(1) == before.sum(1)).all(), "a swap is one for one"
+    return got
+
+
 def share_of(pack, share: float, ring: int) -> Asked:
     return Asked(cache=max(1, int(share * pack.spec.layers * pack.spec.experts)), ring=ring)
 
@@ -144,6 +171,18 @@ def test_experts_that_change_places_behind_every_window_change_no_bit(
         resident = made(driver, pack, share_of(pack, 0.25, ring), stream_min, CHUNK)
         for seed, how in enumerate((DRAWN, GREEDY, DRAWN)):
             same(swapped(resident, how, seed), whole[how])
+
+
+@pytest.mark.parametrize(("stream_min", "ring", "eager"), [(NEVER, 0, False), (1, 6, True), (1, 0, False)])
+def test_experts_that_change_places_beside_windows_change_no_bit(emulated_card, pack, whole, stream_min, ring, eager):
+    """Copies go as early as they may, or as late, and a step comes whenever it likes."""
+    with emulated_card.plugged_in() as card:
+        driver = card.driver()
+        driver.eager = eager
+        resident = made(driver, pack, replace(share_of(pack, 0.25, ring), spare=2), stream_min, CHUNK)
+        for seed, how in enumerate((DRAWN, GREEDY)):
+            same(exchanged(resident, how, seed), whole[how])
+        same(answer(resident, DRAWN), whole[DRAWN])
 
 
 @pytest.mark.parametrize(("share", "pcie"), [(0.25, 0.0), (0, 0.5), (0, None)], ids=["all", "half", "measured"])
@@ -203,7 +242,9 @@ def test_a_card_reads_experts_from_ram_with_the_bits_of_vram(new_card, packs, na
             same(answer(resident, DRAWN), whole)
     if name != "tiny-bf16":
         for share, pcie in ((0.25, 0.0), (0, 0.5), (0, None)):
-            resident = made(new_card(), pack, replace(share_of(pack, share, 0), pcie=pcie, threads=8), NEVER, chunk)
+            asked = replace(share_of(pack, share, 0), pcie=pcie, threads=8, spare=2)
+            resident = made(new_card(), pack, asked, NEVER, chunk)
             same(answer(resident, DRAWN), whole)
             if share:
                 same(swapped(resident, DRAWN), whole)
+                same(exchanged(resident, DRAWN), whole)
