@@ -9,7 +9,7 @@ from strata.engine.flags import WINDOW_ROWS
 from strata.engine.options import Options
 from strata.engine.pack import ModelSpec, Pack
 from strata.engine.state.slots import estimate_bytes
-from strata.protocol.lines import Info, InfoValue
+from strata.protocol.lines import Done, Info, InfoValue, rate
 from strata.protocol.version import VERSION
 
 _AS_ASKED = (
@@ -65,6 +65,21 @@ def engine_info(options: Options, vocab: int, n_slots: int, device: Mapping[str,
 def cache_info(counts: Mapping[str, int]) -> dict[str, InfoValue]:
     """Counts of parking as INFO names them, beside its limits."""
     return {f"conversation_cache_{name}": n for name, n in counts.items()}
+
+
+def request_line(done: Done) -> str:
+    """A finished request, for the log."""
+    read, made = rate(done.prompt_read, done.prompt_ms), rate(done.generated, done.decode_ms)
+    parts = [
+        f"request: {done.prompt} prompt tokens = {done.reused} reused + {done.prompt_read} read in "
+        f"{done.prompt_ms:.0f} ms ({read:.0f} tok/s), {done.generated} generated in {done.decode_ms:.0f} ms "
+        f"({made:.1f} tok/s), {done.finish}"
+    ]
+    if done.drafts_offered:
+        parts.append(f"{done.drafts_accepted} of {done.drafts_offered} drafts kept")
+    if done.ram_blobs and done.hit_rate is not None:
+        parts.append(f"{done.hit_rate:.1%} of the experts in VRAM")
+    return "; ".join(parts)
 
 
 def describe(pack: Pack, options: Options) -> str:

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from strata.engine.facts import request_line
 from strata.engine.inbox import End, Entry, Inbox, Leave, Line, TooLong
 from strata.engine.log import log
 from strata.engine.requests import gen_refusal, request_of, slot_refusal
@@ -173,6 +174,7 @@ class Server:
             if isinstance(event, (Done, SlotDone)):
                 self.totals.add(event)
             if isinstance(event, Done):
+                log(request_line(event))
                 self._inbox.end()  # before DONE is out: a STOP that answers it is for the next request
             if isinstance(event, (Done, Admitted, SlotDone)):
                 ended = n

@@ -61,6 +61,7 @@ EXPERT_COUNTERS = {
     "reads": "Experts that decode windows have read from RAM, each once for all rows of a window.",
     "read_mib": "MiB of them, read over PCIe.",
     "helped": "Experts that the processor has computed for decode windows.",
+    "helped_ms": "Milliseconds that this took.",
     "streamed_mib": "MiB of experts that prompts have copied from RAM.",
     "rounds": "Rounds in which experts may change places.",
     "swaps": "Experts that have changed places.",

@@ -87,6 +87,11 @@ class HostExperts:
         begin = address(cache)
         return Helper(self._desk, self._own, layer, begin, begin + cache.size, LIMIT_S)
 
+    @property
+    def busy_ms(self) -> int:
+        """Time in which the processor has computed experts so far."""
+        return 0 if self._server is None else int(self._server.busy_ms)
+
     def start(self) -> None:
         """Windows may come."""
         self._set(self.share)

@@ -43,7 +43,8 @@ class Tier:
         """For --stats."""
         read = f"{self.reads} of {self.picks} picked experts were read from RAM, {self.read_bytes / MIB:.0f} MiB"
         if self.helped:
-            read = f"{read}; the processor has computed {self.helped}"
+            took = 0 if self._store.helpers is None else self._store.helpers.busy_ms
+            read = f"{read}; the processor has computed {self.helped} in {took} ms"
         return read if self._adapter is None else f"{read}; {self._adapter}"
 
     def begin(self) -> None:
@@ -70,6 +71,7 @@ class Tier:
             "expert_reads": self.reads,
             "expert_read_mib": self.read_bytes // MIB,
             "expert_helped": self.helped,
+            "expert_helped_ms": 0 if self._store.helpers is None else self._store.helpers.busy_ms,
             "expert_streamed_mib": self._store.streamed // MIB,
             "expert_rounds": 0 if adapter is None else adapter.rounds,
             "expert_swaps": 0 if adapter is None else adapter.swaps,

@@ -2,7 +2,7 @@
 
 A thread looks at the desk without Python, so a request is seen within a microsecond: `serve` returns only to be called
 again when threads of the team must be woken, or for good. While requests keep coming the thread spins and keeps the
-team awake; some milliseconds behind the last one it looks every 50 us.
+team awake; some milliseconds behind the last one it looks every 50 us, a second behind it every 500.
 
 Exact    the products, their order and silu are those of `moe`; outputs are not weighted, the card joins them
 Errors   none; the wrapper checks
@@ -33,7 +33,7 @@ from strata.kernels.cpu.jobs import (
     worker,
 )
 from strata.kernels.cpu.math import JIT
-from strata.kernels.cpu.memory import int32_at, put_word, seen, show, word
+from strata.kernels.cpu.memory import int32_at, nanoseconds, put_word, seen, show, word
 from strata.kernels.cpu.moe import A_GATE, A_RECORDS, A_UP, A_WIDTH, gate_entry
 from strata.kernels.cpu.product import A_INDEX, A_N, A_OUT, A_WEIGHT, A_X, RECORD, Inputs, product_job
 from strata.kernels.cpu.quantize import Q_BLOCKS, Q_OUT, Q_X, quantize_entry
@@ -48,12 +48,15 @@ HOT: Final = 1 << 17
 KEEP_AWAKE: Final = 1 << 10
 """Turns between two empty operations that keep the team from falling asleep."""
 NAP_US: Final = 50
+NAPS: Final = 1 << 14
+LONG_NAP_US: Final = 500
+"""How long it sleeps behind so many short naps, about a second of them: then nobody generates."""
 QUANTIZE_GRAIN: Final = 16
 LINE: Final = 64
 
 # Words of a server's state: addresses, and behind them numbers.
 (S_DESK, S_AT, S_PLACES, S_X, S_OUT, S_LAYERS, S_TABLE, S_ROWS, S_RECORDS, S_GATE, S_UP, S_INNER, S_SLOTS) = range(13)
-(S_EXPERTS, S_COUNTS, S_SCRATCH, S_WORKER, S_QUANTIZE, S_SILU, S_THREADS, S_STOP, S_LAST) = range(13, 22)
+(S_EXPERTS, S_COUNTS, S_SCRATCH, S_WORKER, S_QUANTIZE, S_SILU, S_THREADS, S_STOP, S_LAST, S_BUSY_NS) = range(13, 23)
 STATE_WORDS: Final = 24
 
 # Words of a layer: templates of the jobs of gate, up and down; where up and down begin behind gate; widths.
@@ -191,7 +194,9 @@ def serve(state, nothing):
         number = seen(desk + 4 * ASKED)
         if number == word(state, S_LAST):
             turns += 1
-            if turns > HOT:
+            if turns > HOT + NAPS:
+                sleep_us(LONG_NAP_US)
+            elif turns > HOT:
                 sleep_us(NAP_US)
             elif turns % KEEP_AWAKE == 0 and awake(n):
                 spread(nothing, 0, n, n)
@@ -200,7 +205,9 @@ def serve(state, nothing):
             continue
         if not awake(n):
             return True
+        begun = nanoseconds()
         _answer(state)
+        put_word(state, S_BUSY_NS, word(state, S_BUSY_NS) + nanoseconds() - begun)
         put_word(state, S_LAST, number)
         show(desk + 4 * ANSWERED, number)
         turns = 0
@@ -248,6 +255,11 @@ class Server:
             self._state[name] = address(array)
         self._state[S_WORKER], self._state[S_THREADS] = worker(), self._threads
         self._state[S_QUANTIZE], self._state[S_SILU] = function(quantize_entry), function(gate_entry)
+
+    @property
+    def busy_ms(self) -> float:
+        """Time in which it has computed answers so far."""
+        return int(self._state[S_BUSY_NS]) / 1e6
 
     def layer(self, number: int, stacks: Sequence[Weight], begins: Sequence[int]) -> None:
         """Gate, up and down of a layer: types and shapes, and where an expert's begin behind the address it is asked

@@ -5,17 +5,23 @@ float_at, put_float        float32 at address + 4 * index
 int32_at, byte_at          an int32 at address + 4 * index, a uint8 at address + index
 clear_floats, copy_floats  runs of float32
 prefetch                   ask for the cache line of an address; never a fault
+nanoseconds                since some time, monotonic; 0 where the system has no POSIX clock
 seen, show                 an int32 that another thread, or a card, writes or reads: acquire, release
 """
 
 from __future__ import annotations
 
+import time
+
+import llvmlite.binding
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from strata.kernels.cpu.math import JIT
 
+_MONOTONIC = getattr(time, "CLOCK_MONOTONIC", 1)
 _I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 
@@ -111,3 +117,19 @@ def show(typing_context, address, value):
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int32), codegen
+
+
+@intrinsic
+def nanoseconds(typing_context):
+    def codegen(context, builder, signature, arguments):
+        if not llvmlite.binding.address_of_symbol("clock_gettime"):
+            return ir.Constant(_I64, 0)
+        place = cgutils.alloca_once(builder, ir.ArrayType(_I64, 2))
+        known = builder.module.globals.get("clock_gettime")
+        kind = ir.FunctionType(_I32, [_I32, place.type])
+        clock = known or ir.Function(builder.module, kind, "clock_gettime")
+        builder.call(clock, [ir.Constant(_I32, _MONOTONIC), place])
+        seconds, rest = (builder.load(cgutils.gep_inbounds(builder, place, 0, i)) for i in range(2))
+        return builder.add(builder.mul(seconds, ir.Constant(_I64, 10**9)), rest)
+
+    return types.int64(), codegen

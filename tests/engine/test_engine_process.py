@@ -164,7 +164,9 @@ def test_quit_ends_the_process_with_code_0_and_stats_are_logged(serve_pack):
     engine.send("QUIT")
     assert engine.rest() == []
     assert engine.exit_code() == 0
-    assert "stats: 1 requests, 0 refused lines; 20 prompt tokens read" in engine.log.read_text()
+    said = engine.log.read_text()
+    assert "stats: 1 requests, 0 refused lines; 20 prompt tokens read" in said
+    assert "request: 20 prompt tokens = 0 reused + 20 read in " in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
