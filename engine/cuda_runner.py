@@ -40,7 +40,7 @@ from strata.engine.model.window import Draw, Ticket, penalises
 from strata.engine.options import Options, Refused
 from strata.engine.pack import DraftPack, Pack
 from strata.engine.runner import check_lengths
-from strata.engine.schedule.ports import SOLO, Row
+from strata.engine.schedule.ports import SOLO, Picked, Row
 from strata.engine.state.pages import OutOfPages
 from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.ops import I32, PAGE, Sampling
@@ -158,7 +158,7 @@ class CudaRunner:
         self._logits: Array | None = None  # of the last read
         self._end = -1  # the position behind it
         self._slot = -1  # its slot
-        self._solo_hits = 0
+        self._solo_hits = Picked()
         chunk = min(options.prefill, options.max_context)
         profile = profile_of(pack, options)
         try:
@@ -225,7 +225,7 @@ class CudaRunner:
         return self._device.name
 
     @property
-    def solo_hits(self) -> Callable[[], int] | None:
+    def solo_hits(self) -> Callable[[], Picked] | None:
         """Experts that the decode windows of the solo slot have found in the cache so far; None: all lie in VRAM."""
         return None if self._device.tiers is None else lambda: self._solo_hits
 
@@ -400,9 +400,13 @@ class CudaRunner:
 
     def _window_over(self, ticket: Ticket, slots: Sequence[int]) -> None:
         """Where its experts lay, and where they lie from now on. slots: of the window's rows."""
-        hits = ticket.hits()
-        if hits is not None:
-            self._solo_hits += sum(n for n, slot in zip(hits, slots, strict=True) if slot == SOLO)
+        hits, helped = ticket.hits(), ticket.helped()
+        if hits is not None and helped is not None:
+            own = [i for i, slot in enumerate(slots) if slot == SOLO]
+            before = self._solo_hits
+            self._solo_hits = Picked(
+                before.hits + sum(hits[i] for i in own), before.helped + sum(helped[i] for i in own)
+            )
         if self._tier is not None:
             self._tier.window()
 

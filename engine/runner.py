@@ -21,7 +21,7 @@ from strata.engine.model.drafter import Followed, HostDrafter
 from strata.engine.model.tape import Tape
 from strata.engine.options import Options
 from strata.engine.pack import DraftPack, Pack
-from strata.engine.schedule.ports import SOLO, Row
+from strata.engine.schedule.ports import SOLO, Picked, Row
 from strata.engine.state.pages import AccountsError
 from strata.engine.state.slots import StatePool
 from strata.kernels.ops import F32, I32, Sampling
@@ -40,7 +40,7 @@ class ModelRunner:
     solo_hits       there is no expert cache
     """
 
-    solo_hits: Callable[[], int] | None = None
+    solo_hits: Callable[[], Picked] | None = None
 
     def __init__(self, pack: Pack, options: Options, draft: DraftPack | None = None) -> None:
         device = HostDevice(options.kernels, options.n_threads)

@@ -84,7 +84,8 @@ class DeviceMirror:
 
 
 class Tiers(Protocol):
-    """Where experts lie that do not all fit. hits: of the rows of the last window, int32 (WINDOW_ROWS,)."""
+    """Where experts lie that do not all fit. hits: of the rows of the last window, int32 (2, rows): picks in the cache,
+    and picks that the processor computed."""
 
     hits: Array
 

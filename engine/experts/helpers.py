@@ -94,9 +94,12 @@ class HostExperts:
 
     def start(self) -> None:
         """Windows may come."""
+        if self._server is None:
+            log("--pcie-frac: experts of float weights are computed on the card, which reads all that it misses")
+            self.share = 1.0
+            return
         self._set(self.share)
-        if self._server is not None:
-            self._server.start()
+        self._server.start()
 
     def check(self) -> None:
         """Raises DeviceError when an answer did not come in time: windows since then mean nothing."""

@@ -75,7 +75,7 @@ class ExpertStore:
     """ring: memory of the ring, uint8 · stream_min: rows from which a chunk reads missing experts through the ring ·
     helpers: who computes a share of those that windows miss.
 
-    hits       of the rows of the last window: picks that lay in the cache
+    hits       of the rows of the last window: picks that lay in the cache, and those that the processor computed
     counters   int32 (layers, experts + 2): picks of windows so far; behind them the missing experts that they have
                read, and those that the processor has computed
     """
@@ -97,7 +97,7 @@ class ExpertStore:
         self._cache = card.account.take(placement.cache_bytes, "the expert cache", remedy)
         self._ring = Ring(card.driver, ring)
         card.driver.zero(self._cache)
-        self.hits = card.fixed(4 * WINDOW_ROWS).view(np.int32)
+        self.hits = card.fixed(4 * 2 * WINDOW_ROWS).view(np.int32).reshape(2, WINDOW_ROWS)
         layers, experts = placement.begins.shape
         self.counters = card.fixed(4 * layers * (experts + 2)).view(np.int32).reshape(layers, experts + 2)
         self._spare = card.fixed(max(size.n_bytes for size in placement.sizes))

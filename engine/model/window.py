@@ -141,7 +141,12 @@ class Ticket:
         """Behind `wait`, until some windows later: of the experts that each row picked in all layers, those in the
         expert cache; None where all lie in VRAM."""
         self.wait()
-        return None if self._hits is None else self._hits[: self.layout.rows].tolist()
+        return None if self._hits is None else self._hits[0, : self.layout.rows].tolist()
+
+    def helped(self) -> list[int] | None:
+        """The same: those that the processor computed."""
+        self.wait()
+        return None if self._hits is None else self._hits[1, : self.layout.rows].tolist()
 
     def drafts(self) -> tuple[list[int], list[float]]:
         """Behind `wait`: the draft behind every row of a window that verifies, and how likely each is."""
@@ -183,8 +188,11 @@ class Windows:
         self._hits: list[I32] = []
         self._count: list[Callable[[], None]] = []
         if device.tiers is not None:
-            self._hits = [device.driver.pinned(4 * most_rows).view(np.int32) for _ in range(IN_FLIGHT)]
-            self._count = [device.driver.downloader(hits, device.tiers.hits[:most_rows]) for hits in self._hits]
+            found = device.tiers.hits
+            self._hits = [
+                device.driver.pinned(found.nbytes).view(np.int32).reshape(found.shape) for _ in range(IN_FLIGHT)
+            ]
+            self._count = [device.driver.downloader(hits, found) for hits in self._hits]
         self._sent = 0
 
     @property

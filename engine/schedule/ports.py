@@ -60,6 +60,14 @@ class Row(NamedTuple):
         return np.array([self.tokens[-1], *self.drafts], np.int32)
 
 
+class Picked(NamedTuple):
+    """Of the experts that rows of the solo slot's windows have picked so far: `hits` lay in VRAM, `helped` were
+    computed by the processor."""
+
+    hits: int = 0
+    helped: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class DraftRules:
     """spec: rows of a verify window, 1 = no drafts · min_p: bar for the draft layer's second proposal and on · suffix:
@@ -129,7 +137,7 @@ class Rules:
     short_read    a read with at most so many tokens left does not give way
     prompt_cache  states may be continued
     routed        expert entries that one token routes through the whole model · in_vram: they lie in a card's memory
-    hits          where not all of them do: those that windows of the solo slot have found there so far
+    hits          where not all of them do: where windows of the solo slot have found them so far
     drafts        which drafts windows have
     verify        the books are checked after every unit
     trace         an admission leaves a line of its phases in the log
@@ -145,7 +153,7 @@ class Rules:
     prompt_cache: bool = True
     routed: int = 0
     in_vram: bool = False
-    hits: Callable[[], int] | None = None
+    hits: Callable[[], Picked] | None = None
     drafts: DraftRules = DraftRules()
     verify: bool = False
     trace: bool = False

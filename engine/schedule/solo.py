@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strata.engine.draft.counts import DraftCounts
+from strata.engine.schedule.ports import Picked
 from strata.kernels.ops import I32, Sampling
 from strata.protocol.lines import ChainCounts, Done, Finish, Output, Progress, Resume, Reused, Token, rate
 
@@ -64,7 +65,8 @@ class Solo:
     clock     milliseconds, monotonic · begun_ms: of it, when the read began; None: now
     cuts      positions in the prompt where a Read must end, ascending
     routed    expert entries that one token routes through the whole model (for the counters of DONE)
-    in_vram   the experts lie in a card's memory, else in RAM · hits: how many of those routed so far do, where some do
+    in_vram   the experts lie in a card's memory, else in RAM · hits: how many of those routed so far do, where some do;
+              the card reads the others over PCIe, but for those that the processor computes
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Solo:
         cuts: Sequence[int] = (),
         routed: int = 0,
         in_vram: bool = False,
-        hits: Callable[[], int] | None = None,
+        hits: Callable[[], Picked] | None = None,
     ) -> None:
         self.request = request
         self.reused = reused
@@ -97,7 +99,7 @@ class Solo:
         self._routed = routed
         self._in_vram = in_vram
         self._hits = hits
-        self._hits_before = 0 if hits is None else hits()
+        self._hits_before = Picked() if hits is None else hits()
         self._begun_ms = self._read_ms = self._last_ms = clock() if begun_ms is None else begun_ms
 
     @property
@@ -184,7 +186,10 @@ class Solo:
             raise RuntimeError("a request that is not over has no DONE")
         counts = drafts or DraftCounts()
         routed = self._routed * (max(0, self.n_generated - 1) + counts.offered - counts.accepted)
-        hits = (routed if self._in_vram else 0) if self._hits is None else self._hits() - self._hits_before
+        found, before = Picked(routed if self._in_vram else 0, 0), self._hits_before
+        if self._hits is not None:
+            now = self._hits()
+            found = Picked(now.hits - before.hits, now.helped - before.helped)
         return Done(
             generated=self.n_generated,
             prompt=self.n_prompt,
@@ -194,9 +199,10 @@ class Solo:
             drafts_accepted=counts.accepted,
             drafts_offered=counts.offered,
             reused=self.reused,
-            hits=hits,
+            hits=found.hits,
             lookups=routed,
-            ram_blobs=max(0, routed - hits),
+            ram_blobs=max(0, routed - found.hits),
             prompt_read=min(self.n_held, self.n_prompt) - self.reused,
+            offloaded=max(0, routed - sum(found)) if self._in_vram else 0,
             chain=None if drafts is None else ChainCounts(0, 0, *drafts.of_text),
         )

@@ -60,9 +60,10 @@ MOST_PICKS: Final = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tally:
-    """hits int32 (WINDOW_ROWS,) on the device: picks of a window's rows whose expert lies between two addresses, over
-    all layers of which one is the `first`. use int32 (experts,): how often the layer's experts were picked. reads int32
-    (2,): how many that lie elsewhere windows have read, each once for all rows, and how many the processor computed."""
+    """hits int32 (2, WINDOW_ROWS) on the device: picks of a window's rows whose expert lies between two addresses, and
+    those that the processor computed, over all layers of which one is the `first`. use int32 (experts,): how often the
+    layer's experts were picked. reads int32 (2,): how many that lie elsewhere windows have read, each once for all
+    rows, and how many the processor computed."""
 
     hits: DeviceArray
     use: DeviceArray
@@ -428,7 +429,7 @@ def count_hits(ids: DeviceArray, kept: DeviceArray, addresses: DeviceArray, tall
     pointers = [np.uint64(address(a)) for a in (ids, kept, addresses)]
     between = np.uint64(tally.begin), np.uint64(tally.end)
     counts = (np.uint64(address(a)) for a in (tally.hits, tally.use, tally.reads))
-    arguments = (*pointers, *between, np.int32(used), np.int32(tally.first), *counts)
+    arguments = (*pointers, *between, np.int32(used), np.int32(tally.first), np.int32(tally.hits.shape[1]), *counts)
     load_kernel("count_hits.cu", "count_hits")((1,), (32 * n,), arguments, shared_mem=0)
 
 

@@ -287,7 +287,7 @@ def test_requests_with_a_quarter_of_the_experts_in_vram_are_those_of_the_host_an
         events += path.step()
     done = events[-1]
     assert done.lookups == 5 * spec.layers * spec.experts_used == done.hits + done.ram_blobs
-    assert 0 < done.hits < done.lookups
+    assert 0 < done.hits < done.lookups and done.offloaded == done.ram_blobs
     assert " experts have changed places in " in tiered.costs and "; 0 experts" not in tiered.costs
     figures = tiered.figures()
     assert figures["expert_rounds"] > 0 < figures["expert_swaps"] and figures["expert_reads"] < figures["expert_picks"]
@@ -301,6 +301,15 @@ def test_requests_whose_missing_experts_the_processor_computes_are_those_of_the_
     assert run(helped, [request]) == run(host, [request])
     slots = [(0, asked(ids(5), 4, **GROWING)), (1, asked(ids(6, 2), 3))]
     assert batch(helped, slots) == batch(host, slots)
+    path = path_of(helped)
+    path.rules = replace(
+        path.rules, routed=pack.spec.layers * pack.spec.experts_used, in_vram=True, hits=helped.solo_hits
+    )
+    events = path.start(request)
+    while path.busy:
+        events += path.step()
+    done = events[-1]
+    assert done.offloaded == 0 < done.ram_blobs == done.lookups - done.hits, "the processor computes all of them"
     helped.close()
     figures = helped.figures()
     assert helped.info()["pcie_frac"] == 0.0 and figures["expert_reads"] == 0
@@ -340,7 +349,7 @@ def test_what_windows_pick_is_counted_and_kept_for_the_next_start(any_card, pack
         assert figures["expert_picks"] == rows * spec.layers * spec.experts_used, "of the prompts' windows as well"
         (size,) = set(runner._resident.store.placement.sizes)
         assert figures["expert_read_mib"] == figures["expert_reads"] * size.n_bytes // MIB
-        assert 0 < figures["expert_reads"] <= figures["expert_picks"] - runner.solo_hits()
+        assert 0 < figures["expert_reads"] <= figures["expert_picks"] - runner.solo_hits().hits
         assert figures["expert_rounds"] == figures["expert_swaps"] == figures["expert_streamed_mib"] == 0
         return figures["expert_reads"]
 

@@ -13,7 +13,7 @@ from strata.kernels.cuda import mixture
 def test_picks_in_the_cache_and_reads_of_others_are_counted_over_all_layers(host, rows, used):
     experts, begin, end = 70, 1 << 40, (1 << 40) + 4096
     random = np.random.default_rng(used)
-    hits, wanted = host.upload(np.full(16, 99, np.int32)), np.zeros(rows, np.int64)
+    hits, wanted = host.upload(np.full((2, 16), 99, np.int32)), np.zeros((2, rows), np.int64)
     use, picked = host.upload(np.zeros(experts, np.int32)), np.zeros(experts, np.int64)
     reads, wanted_reads = host.upload(np.zeros(2, np.int32)), np.zeros(2, int)
     for layer in range(3):
@@ -25,13 +25,13 @@ def test_picks_in_the_cache_and_reads_of_others_are_counted_over_all_layers(host
         kept = np.where(asked[ids], -1, ids).astype(np.int32)
         mixture.count_hits(host.upload(ids), host.upload(kept), host.upload(addresses), tally)
         inside = (addresses >= begin) & (addresses < end)
-        wanted += (inside[ids] & (ids >= 0)).sum(1)
+        wanted += [(inside[ids] & (ids >= 0)).sum(1), (asked[ids] & (ids >= 0)).sum(1)]
         picked += np.bincount(ids[ids >= 0], minlength=experts)
         there = np.unique(ids[ids >= 0])
         missing = there[~inside[there] & (addresses[there] != 0)]
         wanted_reads += [(~asked[missing]).sum(), asked[missing].sum()]
     got = host.download(hits)
-    assert got[:rows].tolist() == wanted.tolist()
-    assert (got[rows:] == 99).all()
+    assert got[:, :rows].tolist() == wanted.tolist()
+    assert (got[:, rows:] == 99).all()
     np.testing.assert_array_equal(host.download(use), picked)
     assert host.download(reads).tolist() == wanted_reads.tolist()
