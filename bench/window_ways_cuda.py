@@ -13,6 +13,7 @@ Cost     --seconds a share and number of rows, and as much for the compiler once
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections import Counter
@@ -123,8 +124,7 @@ class Window:
     def launches(self, ways: Ways, percent: int) -> Launches:
         with ways.in_use():
             found = Launches.planned(self.compute, self.real)
-        least = row_plans.apart(card.card())
-        found.change(lambda each: replace(each, shared=max(each.shared, least)) if each.label in ways.apart else each)
+        found.change(lambda each: apart(each) if each.label in ways.apart else each)
         found.prefer_shared(percent)
         return found
 
@@ -195,12 +195,14 @@ def climb(
     return best, us
 
 
+def apart(launch: Launch) -> Launch:
+    """A launch of which a multiprocessor takes one block."""
+    return replace(launch, shared=card.card().apart(launch.shared, math.prod(launch.grid)))
+
+
 def alone(launch: Launch) -> bool:
-    """Whether a launch has at most one block for each multiprocessor."""
-    blocks = 1
-    for size in launch.grid:
-        blocks *= size
-    return 8 < blocks <= card.card().multiprocessors
+    """Whether that could matter."""
+    return math.prod(launch.grid) > FEW and apart(launch).shared > launch.shared
 
 
 def main(argv: list[str] | None = None) -> int:

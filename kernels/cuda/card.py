@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Final
 
 from strata.kernels.cuda.compile import DeviceError
+
+ROOMY: Final = 160 << 10
+OWN_SHARED: Final = 1 << 10
+"""Bytes that a block takes of a multiprocessor beside those it asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,21 @@ class Card:
     multiprocessors: int
     shared_block: int
     shared_multiprocessor: int
+
+    @property
+    def roomy(self) -> bool:
+        """Whether a multiprocessor has shared memory for large blocks of two kernels at once."""
+        return self.shared_multiprocessor >= ROOMY
+
+    def apart(self, shared: int, blocks: int) -> int:
+        """Shared bytes of a block that needs so many, with which a multiprocessor takes no second one of its launch.
+
+        Blocks of a kernel that comes while others still run go where there is room: two of them to a multiprocessor
+        that is free already, none to one that is not yet, and the kernel takes twice as long.
+        """
+        if blocks > self.multiprocessors or not self.roomy:
+            return shared
+        return max(shared, self.shared_multiprocessor // 2 - OWN_SHARED + 128)
 
 
 @cache

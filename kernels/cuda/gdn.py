@@ -240,11 +240,13 @@ class _Job:
         p, _, segments, _, state = self.arrays
         more = {} if self.gates is None else self.gates.constants()
         products = NO_GATES if self.gates is None else self.gates.argument()
+        shared, card = slots_bytes(columns, self.d, self.tokens), cards.card()
+        blocks = self.d // columns * self.heads * self.segments
         launch(
             "gdn_slots.cu", "gdn_slots", (self.d // columns, self.heads, self.segments), (_GROUPS * columns // 4,),
             p, *self.weights, state, segments, o, *self._heads, output, products,
-            shared=slots_bytes(columns, self.d, self.tokens), TOKENS=self.tokens, COLUMNS=columns,
-            BULK=int(cards.card().arch >= BULK_ARCH), IN_REGISTERS=int(in_registers(self.segments)),
+            shared=card.apart(shared, blocks), TOKENS=self.tokens, COLUMNS=columns,
+            BULK=int(card.arch >= BULK_ARCH), IN_REGISTERS=int(in_registers(self.segments)),
             **self._constants, **more,
         )  # fmt: skip
 

@@ -22,7 +22,6 @@ import numpy as np
 
 from strata.kernels.cuda import card as cards
 from strata.kernels.cuda import plans
-from strata.kernels.cuda.arguments import address
 from strata.kernels.cuda.forms import Quantized
 from strata.kernels.cuda.launch import F32, I32, launch
 from strata.kernels.cuda.product import linear
@@ -43,7 +42,8 @@ _STREAMS: Final = (2, 4)
 _STATIC: Final = 3072
 """Bytes of shared memory that a block declares itself, at most."""
 _DOWN_ROWS: Final = 4
-"""Rows of `down` of a block at most."""
+"""Rows of `down` of a block at most. Several inputs: as many, so that the blocks of hyper_window.cu, two on a
+multiprocessor, find places beside them (H200, 2026-11-30, a round of eight rows: 40.6 us, 42.6 with three rows)."""
 _DOWN_COLUMNS: Final = 8
 """Rows of activations that hyper_down.cu has at once, at most."""
 _DOWN_WORKERS: Final = 12
@@ -51,42 +51,10 @@ _DOWN_WORKERS: Final = 12
 _ROW_THREADS: Final = 512
 _ROW_PER_THREAD: Final = 20
 """Elements of a thread that still leave registers for a block of 512."""
-_UNPACKS_EARLY: Final = False
-"""Whether a block of hyper_down_row.cu unpacks its rows before the kernel before has ended, or while y comes."""
 MOST_WORDS: Final = WINDOW_ROWS * _MOST_COLS + max(_STREAMS)
 """Of a mix: `a` of all rows, and the streams' factors of one."""
 
 Added = tuple[DeviceArray, DeviceArray]
-
-
-class Words:
-    """Numbers that the mixes of one stream of launches hand on while their kernels run (words.cuh).
-
-    place     float32 (MOST_WORDS,): what `down` hands to the rest
-    outputs   float32 (2, H) or None: where the block behind a mix of one row may put its output for the next mix
-    """
-
-    def __init__(self, place: DeviceArray, outputs: DeviceArray | None = None) -> None:
-        self.place = place
-        self._outputs = outputs
-        self._turn = 0
-        self._emptied: DeviceArray | None = None
-        self._put: DeviceArray | None = None
-
-    def output(self) -> DeviceArray | None:
-        """Once behind each mix of one row: (1, H) for a kernel that writes each number once, as the block's output. The
-        mix that adds it does not wait for the end of that kernel."""
-        self._put, self._emptied = self._emptied, None
-        return self._put
-
-    def mixes(self, added: Added | None, width: int) -> tuple[bool, DeviceArray | None]:
-        """For a mix of one row: whether what it adds comes as words, and which words it empties."""
-        looks = added is not None and self._put is not None and address(added[1]) == address(self._put)
-        self._put = self._emptied = None
-        if self._outputs is not None and self._outputs.shape[1] == width:
-            self._turn ^= 1
-            self._emptied = self._outputs[self._turn : self._turn + 1]
-        return looks, self._emptied
 
 
 def norm_streams(
@@ -136,18 +104,17 @@ def mix(
     u: DeviceArray,
     beta: DeviceArray | None,
     left: np.ndarray,
-    words: Words | None,
+    words: DeviceArray | None,
 ) -> None:
     """x (n, C, H) -> u and beta, for rows that `takes` allows; `added`, x and `words` as for `hyper_mix`. `left`: where
     u goes quantised (`forms.leave`), or nothing."""
     n, streams, width = x.shape
     early = words is not None
-    place = workspace.array((MOST_WORDS,)) if words is None else words.place
+    place = workspace.array((MOST_WORDS,)) if words is None else words
     a, factors = place[: n * hc.down.rows].reshape(n, hc.down.rows), place[-streams:]
     if n == 1 and _row_rows(hc, streams, width):
-        looks, empties = (False, None) if words is None else words.mixes(added, width)
-        _down_row(x, hc, eps, added, a, factors, beta, (early, looks))
-        _end(hc, a, None, u, beta, left, early, (factors, hc.norm, x, *(added or (None, None))), empties)
+        _down_row(x, hc, eps, added, a, factors, beta, early)
+        _end(hc, a, None, u, beta, left, early, (factors, hc.norm, x, *(added or (None, None))))
         return
     rows = _down_rows(hc.down, n, width)
     normed, made = norm_streams(workspace, x, hc, eps, added, hc.down.type if rows else None)
@@ -190,10 +157,9 @@ def _end(
     left: np.ndarray,
     early: bool,
     fresh: tuple[DeviceArray | None, ...] = (),
-    empties: DeviceArray | None = None,
 ) -> None:
     """All after the product with `down`. `fresh`: factors, w, x, beta and y, of which `normed` is still to be made, and
-    x to be written; beta is there then. `empties`: (n, H) words."""
+    x to be written; beta is there then."""
     (n, width), cols = u.shape, hc.up.cols
     streams = hc.up.rows // width
     n_beta, threads = 0 if beta is None or fresh else beta.size, 4 * streams * ELEMENTS
@@ -203,7 +169,7 @@ def _end(
     at_once = next((h for h in _AT_ONCE if h * threads >= n * cols), _AT_ONCE[-1])
     launch(
         "hyper_window.cu", "hyper_window", (width // ELEMENTS + -(-n_beta * LANES // threads),), (threads,),
-        a, factors, normed, w, hc.up.data, inject, u, beta, *added, left, empties,
+        a, factors, normed, w, hc.up.data, inject, u, beta, *added, left,
         I32(n), I32(width), I32(n_beta), F32(1) / F32(streams), I32(early),
         shared=_end_shared(hc.up, n, streams),
         TYPE=hc.up.type.name, SPANS=spans, STREAMS=streams, FRESH=int(bool(fresh)),
@@ -242,7 +208,8 @@ def _down_rows(down: Weight, n: int, width: int) -> int:
     """Rows of a block of hyper_down.cu; 0: it does not take this product."""
     if not _plain(down.type) or width % LANES:
         return 0
-    rows = min(_DOWN_ROWS, -(-down.rows // cards.card().multiprocessors))
+    beside = width // ELEMENTS // 2
+    rows = min(_DOWN_ROWS, -(-down.rows // max(cards.card().multiprocessors - beside, 1)))
     while rows and _down_shared(down, rows, n) > _room():
         rows -= 1
     return rows
@@ -286,18 +253,17 @@ def _down_row(
     a: DeviceArray,
     factors: DeviceArray,
     beta: DeviceArray | None,
-    ways: tuple[bool, bool],
+    early: bool,
 ) -> None:
-    """a, the streams' factors and beta of one row; x stays as it is. `ways`: `early` as in `_down`, and whether y comes
-    as words."""
+    """a, the streams' factors and beta of one row; x stays as it is. `early`: as in `_down`."""
     _, streams, width = x.shape
     rows = _row_rows(hc, streams, width)
     strength, y = added or (None, None)
     blocks = -(-hc.down.rows // rows) + (0 if beta is None else streams)
+    shared = cards.card().apart(_row_shared(hc, rows), blocks)
     launch(
         "hyper_down_row.cu", "hyper_down", (blocks,), (_ROW_THREADS,),
         x, strength, y, hc.norm, None if hc.inject is None else hc.inject.data, hc.down.data, a, factors, beta,
-        I32(hc.down.rows), *map(I32, ways), F32(eps), F32(1) / F32(streams), shared=_row_shared(hc, rows),
+        I32(hc.down.rows), I32(early), F32(eps), F32(1) / F32(streams), shared=shared,
         TYPE=hc.down.type.name, ROWS=rows, STREAMS=streams, PER_THREAD=width // LANES,
-        UNPACKS_EARLY=int(_UNPACKS_EARLY),
     )  # fmt: skip

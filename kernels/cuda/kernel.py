@@ -32,12 +32,13 @@ _ATTRIBUTE: Final = struct.Struct("@I4xi60x")
 """CUlaunchAttribute: its number, its value."""
 _SERIALIZATION: Final = 6
 """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
-WINDOW_SHARED: Final = 50
-"""Percent of the first cache that kernels of windows ask for as shared memory; those that need more get more. H200,
-2026-11-29, a window of one row: 4,771 us, 4,860 with 100, 4,899 as the driver thinks; of eight rows no difference."""
+WINDOW_SHARED: Final = 100
+"""Percent of the first cache that kernels of windows ask for as shared memory, so that blocks of the next kernel find
+room beside those of the one before (Card.apart). H200, 2026-11-29, a window of one row: 3,776 us, 3,881 with 50; of
+eight rows no difference."""
 _PROMPTS: Final = re.compile(r"prompt|scan|thin|_tile")
 """Kernels whose blocks want to be many on a multiprocessor."""
-CACHES: Final = {"qsa_prompt_values": 25, "hyper_rows": 0}
+CACHES: Final = {"qsa_prompt_values": 25}
 """Kernels of prompts that want the first cache as a cache, and how many percent they need as shared memory."""
 _CODES: Final = {"i": "i", "u": "I", "f": "f"}
 _WIDE: Final = {"i": "q", "u": "Q", "f": "d"}

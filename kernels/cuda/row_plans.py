@@ -15,7 +15,16 @@ from functools import lru_cache
 from typing import Final
 
 from strata.kernels.cuda.card import Card
-from strata.kernels.cuda.plans import ACTIVATION_BLOCK, DENSE, DOWN, GATE_UP, RowTuning, table_bytes, table_copies
+from strata.kernels.cuda.plans import (
+    ACTIVATION_BLOCK,
+    CHUNK,
+    DENSE,
+    DOWN,
+    GATE_UP,
+    RowTuning,
+    table_bytes,
+    table_copies,
+)
 from strata.kernels.formats import TensorType
 
 MOST_COLUMNS: Final = 8
@@ -30,7 +39,7 @@ MOST_TURNS: Final = 1 << 16
 MOST_BYTES: Final = 1 << 31
 """Of the weights of a block: product_row.cu counts them in 32 bits."""
 STATIC: Final = 1024
-"""Bytes for the shared variables of the kernel itself, and the KiB that a block takes of a multiprocessor."""
+"""Bytes for the shared variables of the kernel itself."""
 SEGMENT: Final = 48
 ARRIVED: Final = 4
 PAIR: Final = 20
@@ -83,7 +92,13 @@ _ALONE: Final = (
     _Way(24, 2, 48 * _K, 64 * _K), _Way(24, 1, 48 * _K, 64 * _K), _Way(24, 1, 30 * _K, 64 * _K),
     _Way(16, 2, 40 * _K, 32 * _K), _Way(16, 1, 40 * _K, 32 * _K), _Way(12, 1, 20 * _K, 32 * _K), *_LEAST,
 )  # fmt: skip
-"""Ways to use shared memory, from most to least."""
+_ONE_ROW: Final = {
+    "picks": (_Way(24, 1, 24 * _K, 32 * _K), _Way(16, 1, 24 * _K, 32 * _K)),
+    DENSE: (_Way(16, 1, 48 * _K, 32 * _K), _Way(16, 1, 22 * _K, 32 * _K)),
+    DOWN: (_Way(16, 1, 24 * _K, 32 * _K), _Way(12, 1, 22 * _K, 16 * _K)),
+}
+"""Ways to use shared memory, from most to least; of one row where blocks of the kernel before leave room (H200,
+2026-11-29, windows)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +106,7 @@ class RowPlan:
     """spans of an item · rows of activations of an item · lanes that share an item · warps of a block · copies under
     way, whether by one instruction each · blocks that a multiprocessor holds · copies of the table · blocks · items of
     a row · rows of a strip · turns of a strip of one matrix, of both · strips of a block, strips held at once · items
-    that are stored twice · byte offsets of the parts of shared memory, and its size."""
+    that are stored twice · byte offsets of the parts of shared memory, their end, and how much a block asks for."""
 
     spans: int
     columns: int
@@ -119,6 +134,7 @@ class RowPlan:
     at_grid: int
     at_stages: int
     at_y: int
+    end: int
     shared: int
 
     def constants(self, kind: TensorType, mode: str) -> dict[str, int | str]:
@@ -173,11 +189,6 @@ def _round(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
-def apart(card: Card) -> int:
-    """Bytes of which a multiprocessor does not hold two blocks."""
-    return min(card.shared_multiprocessor // 2 - STATIC + 128, card.shared_block - STATIC)
-
-
 def _odd_quads(floats: int) -> int:
     """A pitch of at least so many floats that is an odd number of 16 bytes."""
     return _round(floats, 4) + (4 - _round(floats, 4)) % 8
@@ -212,13 +223,19 @@ def row_plan(
         most = f"{MOST_PAIRS} pairs of a row and an expert" if used else f"{MOST_COLUMNS} rows"
         raise ValueError(f"a product of a window has at most {most}, got {n * max(used, 1)}: send fewer rows")
     job = _Job(card, kind, mode, matrix_rows, cols, n, used, wide, tuning)
+    if job.one_row and card.roomy:
+        for way in _ONE_ROW[job.kind_of_row]:
+            plan = job.plan(way)
+            if plan.shared <= card.shared_block - STATIC:
+                pads = plan.beside > 1 if tuning.apart is None else tuning.apart  # else its registers do
+                return replace(plan, shared=card.apart(plan.shared, plan.blocks)) if pads else plan
     share = card.shared_multiprocessor * (WITH_TABLE if table_bytes(kind) else WITHOUT_TABLE) // SHARES
     limits = {2: min(share, card.shared_block) - STATIC, 1: card.shared_block - STATIC}
     for beside in (1,) if job.alone else (2, 1):
         for way in _BESIDE if beside == 2 else _ALONE:
             plan = job.plan(way)
             if plan.shared <= limits[beside]:
-                return replace(plan, shared=max(plan.shared, apart(card))) if tuning.apart else plan
+                return replace(plan, shared=card.apart(plan.shared, plan.blocks)) if tuning.apart else plan
     raise ValueError(
         f"{max(n * used, n)} rows of {cols} inputs with {kind.name} take {plan.shared} bytes of shared memory, "
         f"the card gives a block {card.shared_block}; send fewer rows"
@@ -234,12 +251,12 @@ def side_plan(
     table."""
     if table_bytes(kind) or main.aligned:
         return None
-    tuning = RowTuning(warps=main.warps, bulk=main.bulk)
+    tuning = RowTuning(warps=main.warps, bulk=main.bulk, apart=False)
     try:
         own = row_plan(card, kind, mode, (rows,), cols, n, int(mode == DOWN), tuning=tuning)
     except ValueError:
         return None
-    at = main.at_stages if mode == GATE_UP else _round(main.shared, 128)
+    at = main.at_stages if mode == GATE_UP else main.end
     shared = max(main.shared, at + own.shared)
     return SidePlan(own, at, shared) if own.blocks == main.blocks and shared <= card.shared_block - STATIC else None
 
@@ -267,8 +284,22 @@ class _Job:
 
     @property
     def lanes(self) -> int:
-        """That share an item."""
-        return (self.tuning.lanes or 2) if self.kind.block == 256 else 1
+        """That share an item: none where a block of one row has enough turns without."""
+        if self.kind.block < CHUNK:
+            return 1
+        alone = self.one_row and self.card.roomy and self.mode == DENSE
+        each = -(-self.rows // self.card.multiprocessors) * self.cols // CHUNK
+        return self.tuning.lanes or (1 if alone and each >= ENOUGH_TURNS * LANES else 2)
+
+    @property
+    def one_row(self) -> bool:
+        """Whether the window has one row, or hardly more work."""
+        return self.columns == 1 and self.n * self.used < ALONE_PAIRS
+
+    @property
+    def kind_of_row(self) -> str:
+        """A key of _ONE_ROW: whether the picks say which weights, or they are known before."""
+        return "picks" if self.used and self.mode != DOWN else DOWN if self.mode == DOWN else DENSE
 
     @property
     def rows(self) -> int:
@@ -406,5 +437,5 @@ class _Cut:
             beside=2 if job.columns == 1 and warps <= MOST_BESIDE else 1, copies=copies, aligned=job.wide,
             blocks=self.blocks, items=self.items, strip=self.strip, turns=self.turns(self.strip),
             strip_turns=self.turns(self.strip) * job.halves, strips=self.strips, regions=regions, extra=extra,
-            shared=begin, **at,
+            end=begin, shared=begin, **at,
         )  # fmt: skip
