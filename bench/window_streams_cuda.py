@@ -7,8 +7,7 @@ block's output; a chain is a captured graph of rounds over modules that together
 round are first compared with the host's, bit for bit. Timed with overlapping launches and with launches in turn; then
 what each kernel adds to a round (window_launches.py): the time of the chain less that of the chain without it. All that
 with kernels that hand numbers on while they work (words.cuh), and the round alone without.
---ways: also with other shares of the first cache as shared memory, four rows of `down` a block, and rows of `down`
-unpacked before the kernel before has ended.
+--ways: also with other shares of the first cache as shared memory, and four rows of `down` a block.
 
 Errors   exit code 1 and the array when a bit differs
 Cost     half a minute on an H200, most of it for the compiler
@@ -71,8 +70,7 @@ class Rounds:
         self.modules = [self._module()]
         one = sum(w.data.nbytes for w in (self.modules[0].down, self.modules[0].up))
         self.modules += [self._module() for _ in range(CACHE_BYTES // one)]
-        place, outputs = (bench.cp.zeros(shape, np.float32) for shape in (hyper.MOST_WORDS, (2, HIDDEN)))
-        self.words, self.more_words = hyper.Words(place), hyper.Words(place, outputs)
+        self.words = bench.cp.zeros(hyper.MOST_WORDS, np.float32)
         self.x, self.y = bench.inputs(n * STREAMS, HIDDEN).reshape(n, STREAMS, HIDDEN), bench.inputs(n, HIDDEN)
         self.beta = bench.inputs(n, STREAMS) * np.float32(0.1)
 
@@ -101,8 +99,7 @@ class Rounds:
             for module in self.modules:
                 u, beta = self.mix(module, beta, y)
                 (wide,) = product.linear(space, [self.into], u)
-                put = None if self.words is None else self.words.output()
-                (y,) = product.linear(space, [self.out], wide, out=None if put is None else [put])
+                (y,) = product.linear(space, [self.out], wide)
 
     def check(self) -> None:
         """One round of the first module against the host. Exits when a bit differs."""
@@ -137,14 +134,10 @@ def measure(rounds: Rounds) -> None:
         launches.overlap(False)
         in_turn = float(np.median(each()))
         launches.overlap(True)
-        ways = {
-            "the rest waits for the end of down": None,
-            "down does not wait for the end of a block": rounds.more_words,
-        }
-        for way, words in ways.items():
-            with mock.patch.object(rounds, "words", words):
-                other = Launches.of(rounds.run)
-            bench.add(f"round of {n} rows, {way}", "us", [t / count for t in bench.times([other.queue], REPLAYS)])
+        with mock.patch.object(rounds, "words", None):
+            ended = Launches.of(rounds.run)
+        apart = [t / count for t in bench.times([ended.queue], REPLAYS)]
+        bench.add(f"round of {n} rows, the rest waits for the end of down", "us", apart)
         bench.add(f"round of {n} rows", "us", whole, f"{in_turn:8.2f} us in turn")
         for names in (*((name,) for name in kernels), tuple(kernels)):
             shares = [float(np.median(whole)) - t for t in each(names)]
@@ -160,8 +153,6 @@ def ways(rounds: Rounds) -> None:
 
     few = SimpleNamespace(card=lambda: replace(cards.card(), multiprocessors=FEWER))
     with bench.stream:
-        with mock.patch.object(hyper_window, "_UNPACKS_EARLY", True):
-            add(Launches.of(rounds.run), "down unpacks early")
         for rows, seen in (("", cards), (", four rows a block", few)):
             with mock.patch.object(hyper_window, "cards", seen):
                 launches = Launches.of(rounds.run)

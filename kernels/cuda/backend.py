@@ -62,7 +62,7 @@ class CudaKernels:
         self._ended, self._heads_ended = workspace.array((1,), np.uint32), workspace.array((_SHARED_HEADS,), np.uint32)
         self._ended[...] = 0
         self._heads_ended[...] = 0
-        self._mix_words = hypers.Words(workspace.array((hypers.MOST_WORDS,)))
+        self._mix_words = workspace.array((hypers.MOST_WORDS,))
         self._banks: dict[int, tuple[Moe, tuple[Bank, Bank, Bank], Shared | None]] = {}
 
     @property

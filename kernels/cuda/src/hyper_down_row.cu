@@ -7,11 +7,10 @@
 // takes longer than all else, so that it begins as soon as it can.
 // The blocks after those with rows make beta, one row of `inject` each. x is not written: hyper_window does that, and norms
 // its elements with the factors of the streams. `a` and the factors are words (words.cuh), which are emptied first when
-// hyper_window looks for them. looks: so is y, which the hyper_window before has emptied.
+// hyper_window looks for them.
 // A block has 64 registers a thread and little shared memory, so that it finds a place beside blocks of the kernels before
 // it and behind it: with 104 KB or more registers it took twice as long (H200, 2026-11-29).
-// Constants   TYPE a format without a table, ROWS, STREAMS = C, PER_THREAD elements of a thread: H = LANES * PER_THREAD,
-//             UNPACKS_EARLY: before the kernel before has ended, or while y comes
+// Constants   TYPE a format without a table, ROWS, STREAMS = C, PER_THREAD elements of a thread: H = LANES * PER_THREAD
 // Shapes      x (C, H), y (H,), beta (C,), inject (C, C * H) or null, down (rows, C * H) -> a (rows,), r (C,). Dynamic
 //             shared memory: `Parts`
 // Source      `product`, `lanes` and `ops.Kernels.hyper_mix`
@@ -198,18 +197,6 @@ DEVICE void make_beta(const Values& values, const float* inject, float* buffer, 
     if (lane == 0) *beta = 2.0f * sigmoid_f32(sum * scale);
 }
 
-// y to shared memory as its numbers come.
-DEVICE void take_added(const float* y, float* to) {
-    constexpr int EACH = (WIDTH + THREADS - 1) / THREADS;
-    float first[1], v[EACH];
-    const auto at = [&](int i) { return y + min((int)threadIdx.x + i * THREADS, WIDTH - 1); };
-    take_words(first, at);  // one at first: many blocks look for a long time
-    take_words(v, at);
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-        if (threadIdx.x + i * THREADS < WIDTH) to[threadIdx.x + i * THREADS] = v[i];
-}
-
 struct Rows {  // of `down`, that a block takes; none: it makes a beta
     const u8* down;
     int first, count;
@@ -226,7 +213,7 @@ struct Rows {  // of `down`, that a block takes; none: it makes a beta
 
 KERNEL void __launch_bounds__(THREADS, 2)
     hyper_down(const float* x, const float* strength, const float* y, const float* w, const float* inject, const u8* down,
-               float* a, float* r, float* beta, int n_rows, int early, int looks, float eps, float scale) {
+               float* a, float* r, float* beta, int n_rows, int early, float eps, float scale) {
     extern __shared__ __align__(16) u8 memory[];
     __shared__ float buffer[THREADS];
     __shared__ __align__(16) float inverse[THREADS / 32][(PER_THREAD + 3) / 4 * 4];
@@ -249,30 +236,21 @@ KERNEL void __launch_bounds__(THREADS, 2)
     Values values;
     values.read(x + own);
     const float by = strength ? read_early(strength + stream) : 0.0f;
-    if (UNPACKS_EARLY) {
-        copies_wait<0>();
-        rows.unpack(memory);
-    }
     u8* added = memory + (unit < 0 ? Parts::INPUTS : 0);
-    if (strength && !looks) {
+    if (strength) {
         inputs_ready();
         for (int i = threadIdx.x; i < WIDTH / 4; i += THREADS) copy16(added + 16 * i, y + 4 * i);
     }
     copies_commit();
-    if (!UNPACKS_EARLY) {
-        copies_wait<1>();
-        rows.unpack(memory);
-    }
-    if (looks) take_added(y, (float*)added);
+    copies_wait<1>();
+    rows.unpack(memory);  // while y comes: earlier it took longer
     copies_wait<0>();
     __syncthreads();
-    if (looks) next_may_come();
     if (strength) values.add(by, (const float*)added + threadIdx.x % LANES);
     const float factor = values.norm(w + own, buffer, eps);
     if (blockIdx.x == 0 && threadIdx.x % LANES == 0) put_word(r + stream, factor);
     if (unit >= 0) {
         make_beta(values, inject + (long long)unit * COLS + own, buffer, beta + unit, scale);
-        if (looks) inputs_ready();
         return;
     }
     if (stream) ready_sleep(&first_inputs);
@@ -281,11 +259,10 @@ KERNEL void __launch_bounds__(THREADS, 2)
     threads_meet(1 + stream, LANES);
     stream_terms(memory, rows.count, stream);
     ready_set(terms + stream);
-    if (const int row = threadIdx.x; row < 32) {
-        constexpr int LENGTH = STREAM_SPANS % 8 ? 4 : 8;
-        const float sum = sum_of_row<LENGTH, STREAM_SPANS / LENGTH>(
-            Parts::terms(memory, min(row, rows.count - 1), 0), (const float*)(memory + Parts::SCALES), terms);
-        if (row < rows.count) put_word(a + rows.first + row, sum);
-    }
-    if (looks) inputs_ready();
+    const int row = threadIdx.x;
+    if (row >= 32) return;
+    constexpr int LENGTH = STREAM_SPANS % 8 ? 4 : 8;
+    const float sum = sum_of_row<LENGTH, STREAM_SPANS / LENGTH>(
+        Parts::terms(memory, min(row, rows.count - 1), 0), (const float*)(memory + Parts::SCALES), terms);
+    if (row < rows.count) put_word(a + rows.first + row, sum);
 }

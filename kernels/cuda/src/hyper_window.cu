@@ -7,8 +7,7 @@
 // What the products of u want is left beside it (forms.cuh).
 // FRESH = 1, one row: the kernel before has made beta and the streams' factors r; normed = ((x + strength * y) * r) * w is
 // made here, and x written, unless strength is null: nothing is added.
-// early: `a` and the factors are words that the kernel before puts while this one looks (words.cuh). `empties`: words
-// (n, H) of a later kernel, or null.
+// early: `a` and the factors are words that the kernel before puts while this one looks (words.cuh).
 // Constants   TYPE a format of groups of 32 without a table, SPANS = R / 32, STREAMS = C, FRESH, EIGHTS of activation rows,
 //             AT_ONCE blocks of 32 inputs that a warp quantises
 // Shapes      a (n, R), factors (C,), normed (n, C, H), w (C, H), up (C * H, R), inject (C, C * H) or null -> u (n, H),
@@ -192,7 +191,7 @@ struct Element {
 KERNEL void __launch_bounds__(THREADS, BESIDE)
     hyper_window(const float* a, const float* factors, const float* normed, const float* w, const u8* up,
                  const float* inject, float* u, float* beta, float* x, const float* strength, const float* y,
-                 PARAMETER Forms forms, float* empties, int n, int width, int n_beta, float scale, int early) {
+                 PARAMETER Forms forms, int n, int width, int n_beta, float scale, int early) {
     extern __shared__ __align__(16) u8 memory[];
     const int blocks = width / ELEMENTS, tid = threadIdx.x, t = tid & 3;
     if (!FRESH && blockIdx.x >= blocks) {
@@ -239,8 +238,6 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
     __syncthreads();
     if (output < n)
         make_mean(gates, (const float*)(memory + at.normed), u, forms, output, element, first, n, width, scale);
-    if (empties && output < n)
-        empties[static_cast<long long>(output) * width + first + element] = __uint_as_float(EMPTY);
     if (early) inputs_ready();  // others of the kernel before may still read x
     if (!reads || !strength) return;
 #pragma unroll
