@@ -187,12 +187,9 @@ def attention(ops: Operations) -> None:
 
 
 def ways(ops: Operations) -> None:
-    """Rows of a block that share keys in shared memory, or find each other's values in the first cache."""
+    """Rows of a block that find each other's values in the first cache."""
     for depth in DEPTHS:
         call, macs = layer_of(ops, "fp32", depth, depth)
-        for rows in (4, 6, 12):
-            with patch.object(qsa, "KEY_ROWS", (rows,)):
-                by_kernel(ops, f"{depth} rows, {rows} share keys", call, {"qsa_prompt_keys": macs}, qsa)
         for rows in (4, 8, qsa.ROWS_OF_A_BLOCK):
             with patch.object(qsa, "ROWS_OF_A_BLOCK", rows):
                 by_kernel(ops, f"{depth} rows, {rows} share values", call, {"qsa_prompt_values": macs}, qsa)

@@ -26,15 +26,15 @@ MAX_WIDTH: Final = 64 * LANES
 """Elements of a stream: a thread holds one in LANES of them in registers."""
 MAX_WIDTH_OF_ROWS: Final = 32 * LANES
 """The same of `hyper_rows.cu`, which has several rows in registers."""
-_ROWS_OF_A_BLOCK: Final = 8
-"""Rows of a block of `hyper_rows.cu`, a warp each."""
-_WARP: Final = 32
+_ROWS_OF_A_BLOCK: Final = 2
+"""Rows that read a line of inject together, in `hyper_rows.cu`: 367 us for 8,192 rows. A warp a row, with four elements
+a lane: 475 (H200, 2026-11-29)."""
 _GATE_THREADS: Final = 256
 _WIDE_THREADS: Final = 128
 _WIDTH_OF_LOAD: Final = 4
 
 MOST_WORDS: Final = hyper_window.MOST_WORDS
-"""Of `words` of hyper_mix."""
+Words = hyper_window.Words
 Added = hyper_window.Added
 """beta (n, C) and y (n, H) of the block that ran before."""
 
@@ -46,12 +46,12 @@ def hyper_mix(
     eps: float,
     rows_at_once: int,
     added: Added | None = None,
-    words: DeviceArray | None = None,
+    words: Words | None = None,
 ) -> tuple[DeviceArray, DeviceArray | None]:
     """x (n, C, H) -> the block's input u (n, H), and beta (n, C) when the module injects.
 
-    With `added`, x[c] = fma(beta[c], y, x[c]) comes first, in place. `words`: float32 (MOST_WORDS,) for
-    nothing but mixes of this stream of launches; the kernels of a window then work beside each other.
+    With `added`, x[c] = fma(beta[c], y, x[c]) comes first, in place. `words`: those of this stream of
+    launches; the kernels of a window then work beside each other.
     """
     size = check(x=(x, "n C H", F32), norm=(hc.norm, "C H", F32))
     n, streams, width = size["n"], size["C"], size["H"]
@@ -82,7 +82,7 @@ def _mix(
     u: DeviceArray,
     beta: DeviceArray | None,
     left: np.ndarray,
-    words: DeviceArray | None,
+    words: Words | None,
 ) -> None:
     """One batch of rows, into u and beta."""
     n, streams, width = x.shape
@@ -131,10 +131,10 @@ def _mix_rows(
     factors = workspace.array((n, streams))
     inject = None if hc.inject is None or beta is None else hc.inject.data
     launch(
-        "hyper_rows.cu", "hyper_rows", (-(-n // _ROWS_OF_A_BLOCK),), (_WARP * _ROWS_OF_A_BLOCK,),
+        "hyper_rows.cu", "hyper_rows", (-(-n // _ROWS_OF_A_BLOCK),), (LANES,),
         x, *(added or (None, None)), hc.norm, inject, factors, made.q, made.d, made.sums, beta, I32(n), F32(eps), scale,
-        STREAMS=streams, PER_THREAD=width // LANES, INJECTS=int(inject is not None), INPUT_ORDER=plans.order(kind),
-        SUMS=kind.sums,
+        STREAMS=streams, PER_THREAD=width // LANES, ROWS=_ROWS_OF_A_BLOCK, INJECTS=int(inject is not None),
+        INPUT_ORDER=plans.order(kind), SUMS=kind.sums,
     )  # fmt: skip
     a = linear_quantized(workspace, hc.down, made)
     gates = linear_quantized(workspace, hc.up, quantize(workspace, a, hc.up.type, scale))

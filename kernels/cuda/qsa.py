@@ -62,10 +62,6 @@ ROWS_OF_A_BLOCK: Final = 12
 find each other's values in the first cache."""
 _CHUNK: Final = 32
 """Tokens whose exponentials a row of qsa_prompt_values has in shared memory, twice."""
-KEY_ROWS: Final = (6, 4)
-"""Rows of a block of qsa_prompt_keys, a warp each: the first number that fits the shared memory."""
-_WINDOW: Final = 64
-"""Tokens of a row in a block of qsa_prompt_keys."""
 _KEPT_AT_ONCE: Final = 32
 _MOST_KEY_BLOCKS: Final = 1024
 _INT: Final = 4
@@ -121,10 +117,6 @@ class _Shape:
     @property
     def parts(self) -> int:
         return -(-self.kept // ATTENTION_PART)
-
-    @property
-    def windows(self) -> int:
-        return -(-self.kept // _WINDOW)
 
     @property
     def formats(self) -> dict[str, Any]:
@@ -332,7 +324,7 @@ def _stride(n: int) -> int:
 
 def _rows_at_once(g: _Shape, scratch_bytes: int) -> int:
     """Rows whose queries and scores fit the scratch."""
-    floats = g.heads * (g.d + _stride(g.kept) + g.windows) + g.index_heads * g.index_dim + _stride(g.blocks)
+    floats = g.heads * (g.d + _stride(g.kept) + g.parts) + g.index_heads * g.index_dim + _stride(g.blocks)
     return max(1, scratch_bytes // (_FLOAT * floats + _INT * (g.picked + _stride(g.kept))))
 
 
@@ -458,22 +450,6 @@ def _values_bytes(heads: int) -> int:
     return _FLOAT * (2 * heads * _CHUNK + ATTENTION_PART + 4 + 3 * -(-heads // 4) * 4)
 
 
-def _keys_bytes(rows: int, heads: int, value_bytes: int) -> int:
-    """Shared memory of a block of qsa_prompt_keys: two slices of 16 dims, places, a table of twice as many quads."""
-    tokens, dims = rows * _WINDOW, 16
-    table = max(128, 1 << (tokens // 4 - 1).bit_length() + 1)
-    return (
-        2 * (tokens * (dims * value_bytes + 16) + rows * heads * dims * _FLOAT) + 4 * tokens + 6 * table + rows * 32 + 8
-    )
-
-
-def _key_rows(g: _Shape, heads: int) -> tuple[int, int]:
-    """Rows of a block of qsa_prompt_keys, and its shared memory."""
-    value_bytes = _FLOAT if g.keys.packed else g.keys.bits // 8
-    ways = [(rows, _keys_bytes(rows, heads, value_bytes)) for rows in KEY_ROWS]
-    return next((way for way in ways if way[1] <= cards.card().shared_block), ways[-1])
-
-
 def _heads_together(g: _Shape) -> int:
     """Query heads of a block of qsa_prompt_keys and qsa_prompt_values."""
     return next(heads for heads in HEADS_OF_A_THREAD if g.group % heads == 0)
@@ -495,15 +471,13 @@ def _attend_many(
     chunks = g.heads // heads
     together = min(ROWS_OF_A_BLOCK, -(-n * chunks // cards.card().multiprocessors))
     constants = {"HEADS": heads, "HEAD_SIZE": g.d}
-    peaks, found = workspace.array((n, g.heads, g.windows)), workspace.array((n, stride), I32)
-    rows, shared = _key_rows(g, heads)
+    peaks, found = workspace.array((n, g.heads, g.parts)), workspace.array((n, stride), I32)
     launch(
-        "qsa_prompt_keys.cu", "qsa_prompt_keys", (g.windows, chunks, -(-n // rows)), (_WARP * rows,),
-        *row, q, pages.k, s, I32(stride), peaks, found, I32(n), shared=shared, KEYS=FORMATS[g.keys.name], WARPS=rows,
-        **constants,
+        "qsa_prompt_keys.cu", "qsa_prompt_keys", (g.parts, chunks, n), (_THREADS,),
+        *row, q, pages.k, s, I32(stride), peaks, found, KEYS=FORMATS[g.keys.name], **constants,
     )  # fmt: skip
     launch(
         "qsa_prompt_values.cu", "qsa_prompt_values", (chunks, -(-n // together)), (_WARP * together,),
-        *row, s, I32(stride), peaks, found, I32(g.windows), pages.v, q_gate, out, I32(n),
+        *row, s, I32(stride), peaks, found, I32(g.parts), pages.v, q_gate, out, I32(n),
         shared=together * _values_bytes(heads), VALUES=FORMATS[g.values.name], **constants,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Final
 from strata.kernels.cuda.chains import router_plan
 from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.gdn import BULK_ARCH, HEAD_SIZES
-from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, KEY_ROWS
+from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP
 from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
 
@@ -29,7 +29,7 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
         yield "hyper.cu", {"PER_THREAD": 20, "STREAMS": 4, "INPUT_ORDER": order, "SUMS": sums}
     yield "hyper.cu", {"STREAMS": 4, "FACTORS": 1}
     for order, sums in (("NATIVE", 16), ("EIGHT", 0)):
-        rows: Constants = {"STREAMS": 4, "PER_THREAD": 20, "INPUT_ORDER": order, "SUMS": sums}
+        rows: Constants = {"STREAMS": 4, "PER_THREAD": 20, "ROWS": 2, "INPUT_ORDER": order, "SUMS": sums}
         for injects in (0, 1):
             yield "hyper_rows.cu", rows | {"INJECTS": injects}
     for kind, spans in (("Q8_0", 10), ("Q8_0", 2), ("Q5_1", 10), ("IQ4_NL", 24)):
@@ -40,7 +40,7 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
         down: Constants = {"TYPE": kind, "ROWS": 3, "COLS": 10240, "WORKERS": 10, "SUMMERS": 1}
         for columns in (1, 2, 8):
             yield "hyper_down.cu", down | {"COLUMNS": columns}
-        yield "hyper_down_row.cu", {"TYPE": kind, "ROWS": 3, "STREAMS": 4, "PER_THREAD": 20}
+        yield "hyper_down_row.cu", {"TYPE": kind, "ROWS": 3, "STREAMS": 4, "PER_THREAD": 20, "UNPACKS_EARLY": 0}
     for per in (1, 16):
         yield "route.cu", {"PER_LANE": per}
         for n in (1, 2, 8):
@@ -68,6 +68,5 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
                 yield "qsa_window.cu", formats | few
         for d, heads in ((256, 12), (64, 2), *_GROUPS * (keys.name == "fp32")):
             group: Constants = {"HEAD_SIZE": d, "HEADS": heads}
-            for together in KEY_ROWS:
-                yield "qsa_prompt_keys.cu", {"KEYS": formats["KEYS"], "WARPS": together} | group
+            yield "qsa_prompt_keys.cu", {"KEYS": formats["KEYS"]} | group
             yield "qsa_prompt_values.cu", {"VALUES": formats["VALUES"]} | group

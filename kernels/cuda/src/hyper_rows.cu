@@ -3,159 +3,125 @@
 // hyper_rows   [x = fma(beta, y, x) when beta is given,] normed = rms(x) per stream, which is not written: q, d and sums are
 //              its int8, scales and sums of groups as quantize.cu leaves them, `factors` the r of each stream; with `inject`
 //              also strength = 2 * sigmoid(lanes(inject * normed) * scale)
-// A warp has a row, a stream of it at a time: lane l holds the elements 4 l to 4 l + 3 of every 128, so the chains 4 l to
-// 4 l + 3 of every sum, and eight lanes a block of 32 inputs. What all rows read, w and inject, stays in the first cache;
-// the streams pass by it.
+// A block has 128 threads and ROWS rows; thread j is chain j of every sum. inject is read from the first cache by all blocks.
 //
-// Constants   STREAMS, PER_THREAD = H / 128, INPUT_ORDER, SUMS (0, 16, 32), INJECTS (0, 1); blocks of up to 8 warps
+// Constants   STREAMS, PER_THREAD = H / 128, ROWS, INPUT_ORDER, SUMS (0, 16, 32), INJECTS (0, 1)
 // Shapes      x (n, C, H), y (n, H), beta and strength (n, C), w (C, H), inject (C, C * H), factors (n, C)
 // Cost        x is read and written once, y read once from memory; a byte and an eighth written an element
 #include "rows.cuh"
 #include "formats.cuh"
 #include "quantize_lane.cuh"
 
-enum { H = LANES * PER_THREAD, HELD = (PER_THREAD + 7) / 8 };
+enum { H = LANES * PER_THREAD, KEPT = INJECTS ? STREAMS : 1 };
 
-typedef float Stream[PER_THREAD][4];
-
-// Four floats that the first cache need not keep.
-DEVICE void read_past(float (&v)[4], const float* p) {
-#if ARCH >= 900
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
-                 : "l"(p)
-                 : "memory");
-#else
-    const float4 four = *reinterpret_cast<const float4*>(p);
-    v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
-#endif
-}
-
-// The fold of `lanes`; every lane gets the total.
-DEVICE float fold_quads(float (&p)[4]) {
+// Sums over the chains of all threads, as `lanes` folds them; every thread gets them.
+template <int N>
+DEVICE void fold_all(float (&sums)[N], const float (&chains)[N], float (&buffer)[N][LANES]) {
+    const int j = threadIdx.x, lane = j & 31;
+    __syncthreads();  // what was there before is read
 #pragma unroll
-    for (int s = 16; s; s >>= 1)
+    for (int i = 0; i < N; i++) buffer[i][j] = chains[i];
+    __syncthreads();
 #pragma unroll
-        for (int i = 0; i < 4; i++) p[i] = p[i] + __shfl_xor_sync(ALL, p[i], s);
-    return (p[0] + p[2]) + (p[1] + p[3]);
-}
-
-// Scales of the blocks that a stream's eight lanes share: lane l of them has those of the quads l, l + 8, ...
-struct QuadScales {
-    float d[HELD], inv[HELD];
-
-    DEVICE explicit QuadScales(const Stream& v) {
-        float amax[HELD] = {};
-#pragma unroll
-        for (int m = 0; m < PER_THREAD; m++) {
-            float most = fmaxf(fmaxf(fabsf(v[m][0]), fabsf(v[m][1])), fmaxf(fabsf(v[m][2]), fabsf(v[m][3])));
-#pragma unroll
-            for (int s = 1; s < 8; s *= 2) most = fmaxf(most, __shfl_xor_sync(ALL, most, s));
-            if ((threadIdx.x & 7) == (m & 7)) amax[m / 8] = most;
-        }
-#pragma unroll
-        for (int h = 0; h < HELD; h++) {
-            const bool tiny = amax[h] < 1e-30f;
-            inv[h] = tiny ? 0.0f : 127.0f / amax[h];
-            d[h] = tiny ? 0.0f : amax[h] / 127.0f;
-        }
-    }
-    DEVICE float inverse(int m) const { return __shfl_sync(ALL, inv[m / 8], (threadIdx.x & 24) | (m & 7)); }
-};
-
-// Quad g (0..7) of a block to its place among the block's bytes; code: four int8, in their order.
-DEVICE void store_quad(u8* block, int g, u32 code) {
-    if (INPUT_ORDER == EVEN_ODD) {
-        u8* p = block + g / 2 * 8 + g % 2 * 2;
-        *reinterpret_cast<u16*>(p) = static_cast<u16>(permute(code, 0, 0x20));
-        *reinterpret_cast<u16*>(p + 4) = static_cast<u16>(permute(code, 0, 0x31));
-    } else {
-        *reinterpret_cast<u32*>(block + place_in_block<INPUT_ORDER>(4 * g)) = code;
+    for (int i = 0; i < N; i++) {
+        const float* p = buffer[i];
+        sums[i] = fold_warp((p[lane] + p[lane + 64]) + (p[lane + 32] + p[lane + 96]));
     }
 }
 
-// A stream of a row, whose first block is `first`.
-DEVICE void store_quantized(const Stream& v, long long first, u8* q, float* d, float* sums) {
-    const int lane = threadIdx.x & 31, g = lane & 7;
-    const QuadScales scales(v);
-    first += lane >> 3;
+// One stream of a row, quantised: block `first` and every fourth one.
+DEVICE void store_quantized(const float (&v)[PER_THREAD], long long first, u8* q, float* d, float* sums) {
+    const int lane = threadIdx.x & 31;
+    const LaneScales<PER_THREAD> scales(v);
 #pragma unroll
-    for (int h = 0; h < HELD; h++)
-        if (g + 8 * h < PER_THREAD) d[first + (g + 8 * h) * (LANES / 32)] = scales.d[h];
+    for (int h = 0; h < scales.HELD; h++)
+        if (lane + 32 * h < PER_THREAD)
+            d[first + (lane + 32 * h) * (LANES / 32)] = scales.d[h];
 #pragma unroll
-    for (int m = 0; m < PER_THREAD; m++) {
-        const long long block = first + m * (LANES / 32);
-        const float inv = scales.inverse(m);
-        const u32 code = low_bytes(v[m][0] * inv + MAGIC, v[m][1] * inv + MAGIC, v[m][2] * inv + MAGIC, v[m][3] * inv + MAGIC);
-        store_quad(q + 32 * block, g, code);
+    for (int i = 0; i < PER_THREAD; i++) {
+        const long long block = first + i * (LANES / 32);
+        const int each = scales.quantized(v[i], i);
+        q[32 * block + place_in_block<INPUT_ORDER>(lane)] = (u8)each;
 #if SUMS
-        const int sum = sum_of_group<SUMS / 4>(__dp4a(static_cast<int>(code), 0x01010101, 0));
-        if (g % (SUMS / 4) == 0) sums[block * (32 / SUMS) + g / (SUMS / 4)] = static_cast<float>(sum);
+        const int sum = sum_of_group<SUMS>(each);
+        if (lane % SUMS == 0) sums[block * (32 / SUMS) + lane / SUMS] = (float)sum;
 #endif
     }
 }
 
-KERNEL void __launch_bounds__(256, 2)
+KERNEL void __launch_bounds__(LANES)
     hyper_rows(float* x, const float* beta, const float* y, const float* w, const float* inject, float* factors, u8* q,
                float* d, float* sums, float* strength, int n, float eps, float scale) {
-    const int row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5), lane = threadIdx.x & 31, j = 4 * lane;
+    __shared__ float buffer[ROWS * KEPT][LANES];
+    const int first = blockIdx.x * ROWS, j = threadIdx.x;
+    float chains[ROWS * KEPT] = {};
     inputs_ready();
-    if (row >= n) return;
-    x += static_cast<long long>(row) * STREAMS * H + j;
-    y += static_cast<long long>(row) * H + j;
-    float chains[INJECTS ? STREAMS : 1][4] = {};
 #pragma unroll 1
     for (int c = 0; c < STREAMS; c++) {
-        Stream v;
-        float squares[4] = {};
+        float v[ROWS][PER_THREAD];
+        float squares[ROWS] = {}, r[ROWS];
 #pragma unroll
-        for (int m = 0; m < PER_THREAD; m++) read_past(v[m], x + c * H + m * LANES);
+        for (int k = 0; k < ROWS; k++) {  // a row that is not there is the last one again, not written
+            const float* own = x + ((long long)min(first + k, n - 1) * STREAMS + c) * H + j;
+#pragma unroll
+            for (int i = 0; i < PER_THREAD; i++) v[k][i] = own[i * LANES];
+        }
         if (beta) {
-            const float b = beta[row * STREAMS + c];
+            float added[ROWS][PER_THREAD];
 #pragma unroll
-            for (int m = 0; m < PER_THREAD; m++) {
-                const float4 a = *reinterpret_cast<const float4*>(y + m * LANES);
-                v[m][0] = fmaf(b, a.x, v[m][0]);
-                v[m][1] = fmaf(b, a.y, v[m][1]);
-                v[m][2] = fmaf(b, a.z, v[m][2]);
-                v[m][3] = fmaf(b, a.w, v[m][3]);
-                *reinterpret_cast<float4*>(x + c * H + m * LANES) = make_float4(v[m][0], v[m][1], v[m][2], v[m][3]);
+            for (int k = 0; k < ROWS; k++)
+#pragma unroll
+                for (int i = 0; i < PER_THREAD; i++)
+                    added[k][i] = y[(long long)min(first + k, n - 1) * H + j + i * LANES];
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) {
+                const float b = beta[(long long)min(first + k, n - 1) * STREAMS + c];
+#pragma unroll
+                for (int i = 0; i < PER_THREAD; i++) v[k][i] = fmaf(b, added[k][i], v[k][i]);
             }
+#pragma unroll
+            for (int k = 0; k < ROWS; k++)
+#pragma unroll
+                for (int i = 0; i < PER_THREAD; i++)
+                    if (first + k < n) x[((long long)(first + k) * STREAMS + c) * H + j + i * LANES] = v[k][i];
         }
 #pragma unroll
-        for (int m = 0; m < PER_THREAD; m++)
+        for (int k = 0; k < ROWS; k++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) squares[i] = fmaf(v[m][i], v[m][i], squares[i]);
-        const float r = rms_factor(fold_quads(squares), H, eps);
+            for (int i = 0; i < PER_THREAD; i++) squares[k] = fmaf(v[k][i], v[k][i], squares[k]);
+        fold_all<ROWS>(r, squares, reinterpret_cast<float(&)[ROWS][LANES]>(buffer));
 #pragma unroll
-        for (int m = 0; m < PER_THREAD; m++) {
-            const float4 factor = *reinterpret_cast<const float4*>(w + c * H + j + m * LANES);
-            v[m][0] = (v[m][0] * r) * factor.x;
-            v[m][1] = (v[m][1] * r) * factor.y;
-            v[m][2] = (v[m][2] * r) * factor.z;
-            v[m][3] = (v[m][3] * r) * factor.w;
+        for (int k = 0; k < ROWS; k++) r[k] = rms_factor(r[k], H, eps);
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; i++) {
+            const float factor = w[c * H + j + i * LANES];
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) v[k][i] = (v[k][i] * r[k]) * factor;
         }
 #if INJECTS
 #pragma unroll
         for (int o = 0; o < STREAMS; o++)
 #pragma unroll
-            for (int m = 0; m < PER_THREAD; m++) {
-                const float4 weight = *reinterpret_cast<const float4*>(inject + (o * STREAMS + c) * H + j + m * LANES);
-                chains[o][0] = fmaf(weight.x, v[m][0], chains[o][0]);
-                chains[o][1] = fmaf(weight.y, v[m][1], chains[o][1]);
-                chains[o][2] = fmaf(weight.z, v[m][2], chains[o][2]);
-                chains[o][3] = fmaf(weight.w, v[m][3], chains[o][3]);
+            for (int i = 0; i < PER_THREAD; i++) {
+                const float weight = inject[(o * STREAMS + c) * H + j + i * LANES];
+#pragma unroll
+                for (int k = 0; k < ROWS; k++) chains[k * STREAMS + o] = fmaf(weight, v[k][i], chains[k * STREAMS + o]);
             }
 #endif
-        const long long stream = static_cast<long long>(row) * STREAMS + c;
-        if (lane == 0) factors[stream] = r;
-        store_quantized(v, stream * (H / 32), q, d, sums);
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            if (first + k >= n) break;
+            const long long stream = (long long)(first + k) * STREAMS + c;
+            if (j == 0) factors[stream] = r[k];
+            store_quantized(v[k], (stream * H + j) / 32, q, d, sums);
+        }
     }
 #if INJECTS
+    float logits[ROWS * STREAMS];
+    fold_all<ROWS * STREAMS>(logits, chains, buffer);
 #pragma unroll
-    for (int o = 0; o < STREAMS; o++) {
-        const float logit = fold_quads(chains[o]);
-        if (lane == o) strength[static_cast<long long>(row) * STREAMS + o] = 2.0f * sigmoid_f32(logit * scale);
-    }
+    for (int i = 0; i < ROWS * STREAMS; i++)
+        if (j == i && first * STREAMS + i < n * STREAMS)
+            strength[first * STREAMS + i] = 2.0f * sigmoid_f32(logits[i] * scale);
 #endif
 }

@@ -22,7 +22,6 @@ constexpr int D = HEAD_SIZE;
 constexpr int DIMS = D / 32;    // of a lane
 constexpr int AHEAD = 2;        // pairs of tokens that a warp has under way
 constexpr int CHUNK = 32;       // tokens whose exponentials are in shared memory
-constexpr int WINDOW = 64;      // tokens of a peak: those of qsa_prompt_keys.cu
 constexpr int MOST_ROWS = 12;   // of a block, which then has a multiprocessor for itself: 168 registers a lane
 constexpr int HEADS_PITCH = (HEADS + 3) / 4 * 4;
 
@@ -112,13 +111,13 @@ struct Row {
     const float *gate, *peaks;
     float* out;
     const u8* cached;
-    int stride, windows;  // of a row: peaks of a head
+    int stride, parts;  // peaks of a head
 
-    DEVICE void find_tops(RowMemory& m, int count) const {
+    DEVICE void find_tops(RowMemory& m, int own) const {
 #pragma unroll 1
         for (int h = 0; h < HEADS; h++) {
             float top = -INFINITE;
-            for (int w = threadIdx.x & 31; w * WINDOW < count; w += 32) top = fmaxf(top, peaks[h * windows + w]);
+            for (int p = threadIdx.x & 31; p < own; p += 32) top = fmaxf(top, peaks[h * parts + p]);
             top = warp_max(top);
             if ((threadIdx.x & 31) == 0) m.tops[h] = top;
         }
@@ -172,10 +171,10 @@ struct Row {
     }
 };
 
-// peaks (rows, heads, windows): the largest score of each head and window; found (rows, stride): which row of all pages holds
+// peaks (rows, heads, parts): the largest score of each head and part; found (rows, stride): which row of all pages holds
 // each kept token. Both of qsa_prompt_keys. The scores s are used up.
 KERNEL void __launch_bounds__(32 * MOST_ROWS)
-    qsa_prompt_values(ROW_ARGUMENTS, float* s, int stride, const float* peaks, const int* found, int windows,
+    qsa_prompt_values(ROW_ARGUMENTS, float* s, int stride, const float* peaks, const int* found, int parts_of_a_row,
                       const u8* values, const float* q_gate, float* out, int rows) {
     inputs_ready();
     const Args g = ROW;
@@ -188,14 +187,14 @@ KERNEL void __launch_bounds__(32 * MOST_ROWS)
     const long long head = static_cast<long long>(row) * g.heads + blockIdx.x * HEADS;
     const Row own = {s + head * stride,
                      q_gate + (2 * head + 1) * D,
-                     peaks + head * windows,
+                     peaks + head * parts_of_a_row,
                      out + head * D,
                      Weighted::own(values + static_cast<long long>(kv) * Values::row(D)),
                      stride,
-                     windows};
+                     parts_of_a_row};
     const u32 pitch = g.kv_heads * (Values::row(D) / 16);
     found += static_cast<long long>(row) * stride;
-    own.find_tops(m, kept.count);
+    own.find_tops(m, parts);
     float l = 0.0f;
 #pragma unroll 1
     for (int p = 0; p < parts; p++) {
