@@ -170,28 +170,22 @@ struct Finder {
         const int count = a.n * a.used, rows = a.matrix[0].rows;
         if (a.n == 1 && count <= 32) return pairs_of_one();
         read(0, count);
+        const int present = sort(count), lane = threadIdx.x & 31;
+        const Share share(present * rows);
 #pragma unroll 1
-        for (int p = threadIdx.x & 31; p - (int)(threadIdx.x & 31) < count; p += 32) {
-            const int key = p < count ? keys[p] : SKIPPED;
-            // Pairs that are there, that have an expert before, that have this one, and of those the ones before.
-            int present = 0, before = 0, same = 0, index = 0;
-#pragma unroll 1
-            for (int i = 0; i < count; i += 4) {
-                const int4 four = *(const int4*)(keys + i);
-                const int all[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    present += all[j] != SKIPPED, before += all[j] < key;
-                    same += all[j] == key, index += all[j] == key && i + j < p;
-                }
-            }
-            const Share share(present * rows);
+        for (int first = 0; first < present; first += 32) {
             Segment own{};
-            if (key != SKIPPED) {
-                const int begin = clamp(share.begin - before * rows, 0, same * rows);
-                const int end = clamp(share.end - before * rows, 0, same * rows);
-                int from = begin, to = end;
-                if (same > 1) from = (begin - index + same - 1) / same, to = (end - index + same - 1) / same;
+            const int place = first + lane;
+            if (place < present) {
+                // Pairs of this expert, from `before` on.
+                const int key = keys[place] >> PAIR_BITS, p = keys[place] & ((1 << PAIR_BITS) - 1);
+                int before = place, end = place + 1;
+                while (before > 0 && keys[before - 1] >> PAIR_BITS == key) before--;
+                while (end < present && keys[end] >> PAIR_BITS == key) end++;
+                const int same = end - before, index = place - before;
+                int from = clamp(share.begin - before * rows, 0, same * rows);
+                int to = clamp(share.end - before * rows, 0, same * rows);
+                if (same > 1) from = (from - index + same - 1) / same, to = (to - index + same - 1) / same;
                 own.rows = to - from;
                 own.from = (const u8*)gates(count)[p] + from * row_bytes();
                 own.second = (const u8*)ups(count)[p] + from * row_bytes();
@@ -199,6 +193,36 @@ struct Finder {
             }
             enter(own);
         }
+    }
+    // Makes of the keys (expert, pair) in ascending order, skipped pairs last -> how many are there. A lane compares its pairs
+    // with all: nothing of the block begins before.
+    enum { PAIR_BITS = 7 };
+    DEVICE int sort(int count) {
+        const int lane = threadIdx.x & 31, padded = (count + 3) & ~3, last = SKIPPED >> PAIR_BITS << PAIR_BITS;
+        int own[EACH], rank[EACH], present = 0;
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            const int p = 32 * k + lane, key = p < count ? keys[p] : SKIPPED;
+            own[k] = (key == SKIPPED ? last : key << PAIR_BITS) | p, rank[k] = 0;
+            present += __popc(__ballot_sync(~0u, key != SKIPPED));
+        }
+#pragma unroll
+        for (int k = 0; k < EACH; k++)
+            if (32 * k + lane < padded) keys[32 * k + lane] = own[k];
+        __syncwarp();
+#pragma unroll 1
+        for (int i = 0; i < padded; i += 4) {
+            const int4 four = *(const int4*)(keys + i);
+#pragma unroll
+            for (int k = 0; k < EACH; k++)
+                rank[k] += (four.x < own[k]) + (four.y < own[k]) + (four.z < own[k]) + (four.w < own[k]);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int k = 0; k < EACH; k++)
+            if (32 * k + lane < padded) keys[rank[k]] = own[k];
+        __syncwarp();
+        return present;
     }
     DEVICE void down() {
         const int rows = a.matrix[0].rows;
