@@ -34,7 +34,7 @@ _WIDE_THREADS: Final = 128
 _WIDTH_OF_LOAD: Final = 4
 
 MOST_WORDS: Final = hyper_window.MOST_WORDS
-Words = hyper_window.Words
+"""Of `words` of hyper_mix."""
 Added = hyper_window.Added
 """beta (n, C) and y (n, H) of the block that ran before."""
 
@@ -46,12 +46,12 @@ def hyper_mix(
     eps: float,
     rows_at_once: int,
     added: Added | None = None,
-    words: Words | None = None,
+    words: DeviceArray | None = None,
 ) -> tuple[DeviceArray, DeviceArray | None]:
     """x (n, C, H) -> the block's input u (n, H), and beta (n, C) when the module injects.
 
-    With `added`, x[c] = fma(beta[c], y, x[c]) comes first, in place. `words`: those of this stream of
-    launches; the kernels of a window then work beside each other.
+    With `added`, x[c] = fma(beta[c], y, x[c]) comes first, in place. `words`: float32 (MOST_WORDS,) for
+    nothing but mixes of this stream of launches; the kernels of a window then work beside each other.
     """
     size = check(x=(x, "n C H", F32), norm=(hc.norm, "C H", F32))
     n, streams, width = size["n"], size["C"], size["H"]
@@ -82,7 +82,7 @@ def _mix(
     u: DeviceArray,
     beta: DeviceArray | None,
     left: np.ndarray,
-    words: Words | None,
+    words: DeviceArray | None,
 ) -> None:
     """One batch of rows, into u and beta."""
     n, streams, width = x.shape

@@ -40,7 +40,7 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
         down: Constants = {"TYPE": kind, "ROWS": 3, "COLS": 10240, "WORKERS": 10, "SUMMERS": 1}
         for columns in (1, 2, 8):
             yield "hyper_down.cu", down | {"COLUMNS": columns}
-        yield "hyper_down_row.cu", {"TYPE": kind, "ROWS": 3, "STREAMS": 4, "PER_THREAD": 20, "UNPACKS_EARLY": 0}
+        yield "hyper_down_row.cu", {"TYPE": kind, "ROWS": 3, "STREAMS": 4, "PER_THREAD": 20}
     for per in (1, 16):
         yield "route.cu", {"PER_LANE": per}
         for n in (1, 2, 8):
