@@ -231,7 +231,8 @@ def _row_shared(hc: Hyper, rows: int) -> int:
     down, kind = hc.down, hc.down.type
     sums = down.cols // kind.group * 4 if kind.has_offset else 0
     pitch = down.cols // kind.group * (1 + kind.has_offset) + 4
-    return max(_packed(down, rows), rows * down.cols) + rows * pitch * 4 + down.cols + down.cols // ACT_BLOCK * 4 + sums
+    codes, scales = max(_packed(down, rows), rows * down.cols), down.cols // ACT_BLOCK * 4
+    return codes + rows * pitch * 4 + down.cols + scales + sums + 4 * down.cols
 
 
 def _row_rows(hc: Hyper, streams: int, width: int) -> int:

@@ -8,8 +8,8 @@
 // The blocks after those with rows make beta, one row of `inject` each. x is not written: hyper_window does that, and norms
 // its elements with the factors of the streams. `a` and the factors are words (words.cuh), which are emptied first when
 // hyper_window looks for them.
-// A block has 64 registers a thread and little shared memory, so that it finds a place beside blocks of the kernels before
-// it and behind it: with 104 KB or more registers it took twice as long (H200, 2026-11-29).
+// A block has 64 registers a thread, so that it finds a place beside blocks of the kernels before it and behind it; w comes
+// to shared memory as well, since the first cache is small then.
 // Constants   TYPE a format without a table, ROWS, STREAMS = C, PER_THREAD elements of a thread: H = LANES * PER_THREAD
 // Shapes      x (C, H), y (H,), beta (C,), inject (C, C * H) or null, down (rows, C * H) -> a (rows,), r (C,). Dynamic
 //             shared memory: `Parts`
@@ -38,14 +38,10 @@ struct Parts {
     static constexpr int TERMS = ROWS * (ROW > COLS ? ROW : COLS);
     static constexpr int INPUTS = TERMS + ROWS * PITCH * 4;  // int8 by halves of spans, and y before
     static constexpr int SCALES = INPUTS + COLS, SUMS = SCALES + SPANS * 4;
+    static constexpr int FACTORS = SUMS + (F::OFFSET ? SPANS * PER_SPAN * 4 : 0);  // w
 
     DEVICE static float* terms(u8* memory, int r, int span) { return (float*)(memory + TERMS) + r * PITCH + span * SPAN_TERMS; }
 };
-
-// The lines of so many floats from `first` on, every `step`th.
-DEVICE void fetch_lines(const float* from, int floats, int first, int step) {
-    for (int i = 32 * first; i < floats; i += 32 * step) fetch_line(from + i);
-}
 
 // The block's rows, which lie packed, to codes and scales in their place. All threads.
 DEVICE void unpack_rows(u8* memory, const u8* down, int first, int rows) {
@@ -103,12 +99,10 @@ struct Values {
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) v[i] = fmaf(strength, y[i * LANES], v[i]);
     }
-    // w, the thread's first -> the factor of the stream. All threads of the block.
+    // w in shared memory, the thread's first -> the factor of the stream. All threads of the block.
     DEVICE float norm(const float* w, float* buffer, float eps) {
         const int lane = threadIdx.x & 31;
-        float factors[PER_THREAD], chain = 0.0f;
-#pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) factors[i] = w[i * LANES];
+        float chain = 0.0f;
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) chain = fmaf(v[i], v[i], chain);
         buffer[threadIdx.x] = chain;
@@ -116,7 +110,7 @@ struct Values {
         const float* p = buffer + (threadIdx.x & ~(LANES - 1)) + lane;
         const float r = rms_factor(fold_warp((p[0] + p[64]) + (p[32] + p[96])), WIDTH, eps);
 #pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) v[i] = (v[i] * r) * factors[i];
+        for (int i = 0; i < PER_THREAD; i++) v[i] = (v[i] * r) * w[i * LANES];
         return r;
     }
     // A warp's 32 values of one i are a block. `inverse`: room for PER_THREAD floats of the warp's own, at a multiple of 16.
@@ -228,10 +222,10 @@ KERNEL void __launch_bounds__(THREADS, 2)
         if (blockIdx.x == 0 && threadIdx.x < STREAMS) empty_word(r + threadIdx.x);
     }
     rows.copy(memory);
+    for (int i = threadIdx.x; i < COLS / 4; i += THREADS) copy16(memory + Parts::FACTORS + 16 * i, w + 4 * i);
     copies_commit();
     __syncthreads();
-    fetch_lines(w, COLS, blockIdx.x + gridDim.x * threadIdx.x, gridDim.x * THREADS);
-    if (unit >= 0) fetch_lines(inject + (long long)unit * COLS, COLS, threadIdx.x, THREADS);
+    if (unit >= 0 && 32 * threadIdx.x < COLS) fetch_line(inject + (long long)unit * COLS + 32 * threadIdx.x);
     if (!strength) inputs_ready();  // else the kernel before made y, and x and strength are older
     Values values;
     values.read(x + own);
@@ -247,7 +241,7 @@ KERNEL void __launch_bounds__(THREADS, 2)
     copies_wait<0>();
     __syncthreads();
     if (strength) values.add(by, (const float*)added + threadIdx.x % LANES);
-    const float factor = values.norm(w + own, buffer, eps);
+    const float factor = values.norm((const float*)(memory + Parts::FACTORS) + own, buffer, eps);
     if (blockIdx.x == 0 && threadIdx.x % LANES == 0) put_word(r + stream, factor);
     if (unit >= 0) {
         make_beta(values, inject + (long long)unit * COLS + own, buffer, beta + unit, scale);
