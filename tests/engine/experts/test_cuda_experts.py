@@ -232,7 +232,7 @@ def test_float_experts_come_in_rounds_as_well(emulated_card, packs):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["odd-q8_0", "tiny-q2_0", "tiny-iq3_s", "tiny-q4_k_m", "tiny-q5_k_m", "tiny-bf16"])
 def test_a_card_reads_experts_from_ram_with_the_bits_of_vram(new_card, packs, name):
-    pack, chunk = open_pack(packs[name]), 1200
+    pack, chunk = open_pack(packs[name]), 1024  # four of them are the packs' context
     whole = answer(made(new_card(), pack, None, NEVER, chunk), DRAWN)
     for share, stream_min, ring in ((0.25, NEVER, 0), (0, NEVER, 0), (0.25, 1024, 6), (0, 1024, 0)):
         resident = made(new_card(), pack, share_of(pack, share, ring), stream_min, chunk)
