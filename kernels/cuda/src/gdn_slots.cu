@@ -333,7 +333,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS)
 
     const int channels = (2 * key_heads + value_heads) * D;
     const Work work = {Window::of(p, conv_w, conv, channels, seg), b, a, w_a, w_dt, key_heads, value_heads, head, column};
-    fetch_constants(work, output.w);
+    if (IN_REGISTERS) fetch_constants(work, output.w);  // of many sequences somebody else has read them
     if (GATES) gates.make(memory.tokens, reinterpret_cast<float*>(memory.keys), seg, head);
     inputs_ready();
     convolve_tokens(memory.tokens, work);
