@@ -34,6 +34,6 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE) void product_row(PARAMETER Argument
     if (a.early) inputs_ready();
     if (Job::JOINS) {
         __syncthreads();
-        join_pairs(a, job.finder.keys, job.finder.y, a.beside ? a.beside + Share(a.n * a.matrix[0].rows).begin : 0);
+        join_pairs(a, job.finder, a.beside ? a.beside + Share(a.n * a.matrix[0].rows).begin : 0);
     }
 }

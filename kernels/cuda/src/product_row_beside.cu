@@ -65,7 +65,7 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE)
         side.work(side_found);
         job.work(found);
         __syncthreads();
-        picked::join_pairs(a, job.finder.keys, job.finder.y, side.finder.y);
+        picked::join_pairs(a, job.finder, side.finder.y);
     } else {
         job.expect_picks();
         if (side.warp == 0) side.finder.find(&side_found);

@@ -119,22 +119,24 @@ DEVICE void add_strip(const Arguments& a, const u8* shared, const Segment* segme
     else *to = MODE == DENSE && a.join ? fmaf(sigmoid_f32(a.join[column]), sum, *to) : sum;
 }
 
-// The pairs of the block's outputs joined in rank order.
-// `beside`: null, or what is added to them.
-DEVICE void join_pairs(const Arguments& a, const int* keys, const float* y, const float* beside) {
+// The pairs of the block's outputs joined in rank order. `beside`: null, or what is added to them.
+DEVICE void join_pairs(const Arguments& a, const Finder& found, const float* beside) {
     const int rows = a.matrix[0].rows;
     const Share share(a.n * rows);
-    const int first = share.begin / rows;
+    const Tokens tokens(share, rows);
+    const int count = tokens.count * a.used;
+    const float *weights = found.weights(count), *joins = found.joins(count);
     for (int i = threadIdx.x; i < share.end - share.begin; i += 32 * WARPS) {
-        const int at = share.begin + i, token = at / rows, r = at - token * rows;
+        const int at = share.begin + i, token = at / rows, r = at - token * rows, t = token - tokens.first;
         float acc = 0.0f;
+#pragma unroll 4
         for (int k = 0; k < a.used; k++) {
-            const int p = token * a.used + k;
-            const bool there = keys[p - first * a.used] != SKIPPED;
-            const float own = there ? y[k * share.each + i] : a.given[(long long)p * rows + r];
-            acc = fmaf(a.weights[p], own, acc);
+            const int p = t * a.used + k;
+            float own = found.y[k * share.each + i];
+            if (found.keys[p] == SKIPPED) own = a.given[((long long)token * a.used + k) * rows + r];
+            acc = fmaf(weights[p], own, acc);
         }
-        a.matrix[0].out[at] = beside ? fmaf(sigmoid_f32(a.join[token]), beside[i], acc) : acc;
+        a.matrix[0].out[at] = beside ? fmaf(sigmoid_f32(joins[t]), beside[i], acc) : acc;
     }
 }
 

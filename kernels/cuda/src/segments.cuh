@@ -81,7 +81,7 @@ struct Tokens {
 struct Finder {
     const Arguments& a;
     Segment* segments;
-    int* keys;  // experts of pairs, SKIPPED where one is not there; behind them the addresses
+    int* keys;  // experts of pairs, SKIPPED where one is not there; behind them the addresses; of DOWN the pairs' weights, and `join`
     float* y;   // DOWN: (used, outputs of the block); HERE: (outputs of the block)
     Found found;
 
@@ -127,7 +127,7 @@ struct Finder {
 
     enum { EACH = 4 };  // pairs of a lane at most
 
-    // The experts of pairs first + 0, 1, ... count - 1: keys, and addresses behind them.
+    // The experts of pairs first + 0, 1, ... count - 1: keys, and behind them addresses, of DOWN also weights.
     DEVICE void read(int first, int count) {
         const int lane = threadIdx.x & 31, padded = (count + 3) & ~3;
         int e[EACH];
@@ -138,6 +138,7 @@ struct Finder {
         for (int k = 0; k < EACH; k++) {
             gate[k] = e[k] >= 0 ? a.first[e[k]] : 0;
             up[k] = MODE == GATE_UP && e[k] >= 0 ? a.second[e[k]] : 0;
+            if (MODE == DOWN && 32 * k + lane < count) up[k] = (u32)__float_as_int(a.weights[first + 32 * k + lane]);
         }
 #pragma unroll
         for (int k = 0; k < EACH; k++) {
@@ -148,6 +149,8 @@ struct Finder {
     }
     DEVICE u64* gates(int count) const { return (u64*)(keys + ((count + 3) & ~3)); }
     DEVICE u64* ups(int count) const { return gates(count) + ((count + 3) & ~3); }
+    DEVICE float* weights(int count) const { return (float*)(ups(count) + ((count + 3) & ~3)); }
+    DEVICE float* joins(int count) const { return weights(count) + ((count + 3) & ~3); }
 
     // A token's pairs have different experts.
     DEVICE void pairs_of_one() {
@@ -228,8 +231,16 @@ struct Finder {
         const int rows = a.matrix[0].rows;
         const Share share(a.n * rows);
         const Tokens tokens(share, rows);
-        const int count = tokens.count * a.used;
+        const int count = tokens.count * a.used, lane = threadIdx.x & 31;
+        float weight[EACH];  // as old as the picks, and on their way together with them
+#pragma unroll
+        for (int k = 0; k < EACH; k++) weight[k] = 32 * k + lane < count ? read_early(a.weights + tokens.first * a.used + 32 * k + lane) : 0.0f;
+        const float join = a.join && lane < tokens.count ? read_early(a.join + tokens.first + lane) : 0.0f;
         read(tokens.first * a.used, count);
+#pragma unroll
+        for (int k = 0; k < EACH; k++)
+            if (32 * k + lane < count) weights(count)[32 * k + lane] = weight[k];
+        if (lane < tokens.count) joins(count)[lane] = join;
 #pragma unroll 1
         for (int p = threadIdx.x & 31; p - (int)(threadIdx.x & 31) < count; p += 32) {
             Segment own{};
