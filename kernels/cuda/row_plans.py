@@ -42,7 +42,7 @@ STATIC: Final = 1024
 """Bytes for the shared variables of the kernel itself."""
 SEGMENT: Final = 48
 ARRIVED: Final = 4
-PAIR: Final = 20
+PAIR: Final = 28
 """Bytes of a segment, of a strip and of a pair in the kernel's tables."""
 BULK_ARCH: Final = 90
 """The first architecture that copies a run of bytes by one instruction."""

@@ -127,7 +127,7 @@ struct Finder {
 
     enum { EACH = 4 };  // pairs of a lane at most
 
-    // The experts of pairs first + 0, 1, ... count - 1: keys, and behind them addresses, of DOWN also weights.
+    // The experts of pairs first + 0, 1, ... count - 1: keys, and addresses behind them.
     DEVICE void read(int first, int count) {
         const int lane = threadIdx.x & 31, padded = (count + 3) & ~3;
         int e[EACH];
@@ -138,7 +138,6 @@ struct Finder {
         for (int k = 0; k < EACH; k++) {
             gate[k] = e[k] >= 0 ? a.first[e[k]] : 0;
             up[k] = MODE == GATE_UP && e[k] >= 0 ? a.second[e[k]] : 0;
-            if (MODE == DOWN && 32 * k + lane < count) up[k] = (u32)__float_as_int(a.weights[first + 32 * k + lane]);
         }
 #pragma unroll
         for (int k = 0; k < EACH; k++) {
