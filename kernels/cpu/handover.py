@@ -52,6 +52,8 @@ NAPS: Final = 1 << 14
 LONG_NAP_US: Final = 500
 """How long it sleeps behind so many short naps, about a second of them: then nobody generates."""
 QUANTIZE_GRAIN: Final = 16
+FINER: Final = 4
+"""Of the pieces of a prompt's products: a request is a few experts, and over when its last piece is."""
 LINE: Final = 64
 
 # Words of a server's state: addresses, and behind them numbers.
@@ -87,7 +89,7 @@ def _product(state, i, template, weight, count):
     to = _place(state, i)
     for k in range(JOB_WORDS):
         put_word(to, k, word(template, k))
-    put_word(to, GRAIN, max(word(template, GRAIN) // count, 1))
+    put_word(to, GRAIN, max(word(template, GRAIN) // (FINER * count), 1))
     put_word(to, A_WEIGHT, weight)
     put_word(to, A_N, count)
     return to
