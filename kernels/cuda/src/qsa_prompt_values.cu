@@ -22,6 +22,7 @@ constexpr int D = HEAD_SIZE;
 constexpr int DIMS = D / 32;    // of a lane
 constexpr int AHEAD = 2;        // pairs of tokens that a warp has under way
 constexpr int CHUNK = 32;       // tokens whose exponentials are in shared memory
+constexpr int AHEAD_OF_OTHERS = 2;  // chunks that a row may be further than the slowest of its block has ended
 constexpr int MOST_ROWS = 12;   // of a block, which then has a multiprocessor for itself: 168 registers a lane
 constexpr int HEADS_PITCH = (HEADS + 3) / 4 * 4;
 
@@ -126,7 +127,7 @@ struct Row {
 
     // Scores of a part to exponentials, where they are; the part's share and sum of each head.
     DEVICE void weigh(RowMemory& m, int first, int count) const {
-#pragma unroll 2
+#pragma unroll 4
         for (int h = 0; h < HEADS; h++) {
             float* e = s + static_cast<long long>(h) * stride + first;
             const float2 peak_and_sum = count == PART ? exponentials(e, PART, e) : exponentials(e, count, e);
@@ -134,6 +135,13 @@ struct Row {
         }
         __threadfence();  // they are read again by asynchronous copies
         __syncwarp();
+    }
+
+    // Scores of a part to the second cache, where they are read next.
+    DEVICE void expect_scores(int first) const {
+        constexpr int LINES = PART / 32;  // of a head
+        for (int line = threadIdx.x & 31; line < HEADS * LINES; line += 32)
+            fetch_line(s + static_cast<long long>(line / LINES) * stride + min(first + line % LINES * 32, stride - 1));
     }
 
     DEVICE void fetch(float (*to)[CHUNK], int first) const {
@@ -171,6 +179,26 @@ struct Row {
     }
 };
 
+// Rows of a block keep together, or the first cache would have forgotten what one has brought before the next one comes:
+// of the warps of a scheduler the oldest would run far ahead. `ended`: chunks that each row has ended.
+struct Pace {
+    volatile int* ended;
+    int chunk;
+
+    static constexpr int ALL_ENDED = 0x7fffffff;
+
+    DEVICE void next() {
+        __syncwarp();
+        if ((threadIdx.x & 31) == 0) ended[threadIdx.x >> 5] = chunk;
+        const int other = min(threadIdx.x & 31, (blockDim.x >> 5) - 1);
+        while (!__all_sync(ALL, ended[other] >= chunk - AHEAD_OF_OTHERS)) rest(100);
+        chunk++;
+    }
+    DEVICE void end() {
+        if ((threadIdx.x & 31) == 0) ended[threadIdx.x >> 5] = ALL_ENDED;
+    }
+};
+
 // peaks (rows, heads, parts): the largest score of each head and part; found (rows, stride): which row of all pages holds
 // each kept token. Both of qsa_prompt_keys. The scores s are used up.
 KERNEL void __launch_bounds__(32 * MOST_ROWS)
@@ -179,7 +207,11 @@ KERNEL void __launch_bounds__(32 * MOST_ROWS)
     inputs_ready();
     const Args g = ROW;
     extern __shared__ __align__(16) u8 memory[];
+    __shared__ int ended[MOST_ROWS];
     const int lane = threadIdx.x & 31, row = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
+    Pace pace = {ended, 0};
+    if (lane == 0) ended[threadIdx.x >> 5] = row < rows ? 0 : Pace::ALL_ENDED;
+    __syncthreads();
     if (row >= rows) return;
     RowMemory& m = reinterpret_cast<RowMemory*>(memory)[threadIdx.x >> 5];
     const Kept kept = g.kept(row);
@@ -202,10 +234,12 @@ KERNEL void __launch_bounds__(32 * MOST_ROWS)
         for (int t = lane; t < PART + 2 * AHEAD; t += 32) m.places[t] = found[first + min(t, count - 1)] * pitch;
         own.weigh(m, first, count);
         own.fetch(m.e[0], first);
+        if (p + 1 < parts) own.expect_scores(first + PART);
         Weighted weighted;
         weighted.begin(m.places, own.cached);
 #pragma unroll 1
         for (int t = 0, u = 0; t < count; t += CHUNK, u ^= 1) {
+            pace.next();
             copies_wait<0>();
             __syncwarp();  // this chunk is there, and the one before is read
             if (t + CHUNK < count) own.fetch(m.e[u ^ 1], first + t + CHUNK);
@@ -215,6 +249,7 @@ KERNEL void __launch_bounds__(32 * MOST_ROWS)
         own.join(m, weighted, p == 0);
         __syncwarp();
     }
+    pace.end();
     if (lane < HEADS) m.sums[lane] = l;
     own.finish(m);
 }
