@@ -38,7 +38,7 @@ room beside those of the one before (Card.apart). H200, 2026-11-29, a window of 
 eight rows no difference."""
 _PROMPTS: Final = re.compile(r"prompt|scan|thin|_tile")
 """Kernels whose blocks want to be many on a multiprocessor."""
-CACHES: Final = {"qsa_prompt_values": 25, "hyper_rows": 50, "gdn_inputs": 50}
+CACHES: Final = {"qsa_prompt_values": 25, "hyper_rows": 50, "hyper_mean": 50, "gdn_inputs": 50}
 """Kernels of prompts that want the first cache as a cache, and how many percent they need as shared memory."""
 _CODES: Final = {"i": "i", "u": "I", "f": "f"}
 _WIDE: Final = {"i": "q", "u": "Q", "f": "d"}

@@ -1,4 +1,4 @@
-// What both kinds of attention share (qsa_window.cu, qsa_prompt.cu): the arithmetic of an element.
+// What both kinds of attention share (qsa_window.cu, qsa_prompt_keys.cu, qsa_prompt_values.cu): the arithmetic of an element.
 //
 //   s = dot(q, k) / sqrt(d), dot in four chains (index mod 4), (c0 + c1) + (c2 + c3)
 //   m_p = max s, e = exp(s - m_p), l_p = lanes(e), o_p = fma chain of e * v in token order, per part of PART tokens

@@ -5,7 +5,7 @@
 //
 // qsa_score        few rows: a block takes tiles of 64 keys of one row; grid (tiles at once, rows)
 // qsa_score_tile   many rows: 64 index queries (whole rows of them) against 64 keys, 16 dims at a time; a lane has two
-//                  chains of 4 x 8 dots, 12 reads of two words for 64 fma (qsa_prompt.cu says why). grid (tiles of keys,
+//                  chains of 4 x 8 dots, 12 reads of two words for 64 fma (qsa_prompt_keys.cu says why). grid (tiles of keys,
 //                  tiles of rows). Rows of one tile may belong to several slots: each run of rows of a slot is computed
 //                  with that slot's keys.
 // Rows whose blocks do not compete are left out, and their scores undefined.
