@@ -34,8 +34,6 @@ WINDOW_ROWS: Final = 8
 _FLOAT: Final = 4
 _LINE: Final = 32
 """Elements of a row of scores are whole lines."""
-_SCORED: Final = 64
-"""Tokens whose largest score is kept, of a row of a prompt (kernels/cuda/qsa.py)."""
 _TILE: Final = 16
 """Rows of an expert's smallest tile: the longest lists of tiles."""
 
@@ -205,7 +203,7 @@ def _seen(shape: PromptShape, ratio: int) -> tuple[int, int, int]:
 def _scores(t: Tally, shape: PromptShape, n: int, ratio: int) -> None:
     """Queries and scores of as many rows as the scratch holds."""
     g, (kept, picked, blocks) = shape.spec, _seen(shape, ratio)
-    lines, of_blocks, parts = _lines(kept), _lines(blocks), -(-kept // _SCORED)
+    lines, of_blocks, parts = _lines(kept), _lines(blocks), -(-kept // ATTENTION_PART)
     floats = g.heads * (g.head_dim + lines + parts) + g.index_heads * g.index_dim + of_blocks
     rows = min(n, max(1, ATTENTION_BYTES // (_FLOAT * (floats + picked + lines))))
     t.take(rows * g.heads * g.head_dim * _FLOAT, rows * g.index_heads * g.index_dim * _FLOAT)
