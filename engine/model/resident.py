@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -57,6 +57,8 @@ FIXED: Final = 16 * MIB
 TABLE_ROOM: Final = 3 << 30
 """VRAM that must remain for the workspace when `auto` puts the n-gram table into VRAM."""
 NO_DRAFTS: Final = CardDrafts()
+MANY_CUTS: Final = 1024
+"""Rows of a chunk from which the lengths below it are looked at closely."""
 AUTO_CHUNKS: Final = (8192, 4096, 2048, 1024, 512, 256, 128, 64, 32)
 """Prompt chunks that are tried; the largest that fits wins."""
 
@@ -338,8 +340,10 @@ class Resident:
         self._largest(chunk, logits)
 
     def _everything(self, chunk: int, logits: int) -> None:
-        """Passes that launch every kernel of chunks like this one and of windows."""
+        """Passes that launch every kernel of windows and of chunks up to this one."""
         self._largest(chunk, logits)
+        for rows in prompt_sizes(chunk):
+            self._prompt(rows, min(rows, logits))
         bounds = {layout.bound for layout in self.layouts(1)}  # attention is another below its budget
         for rows, bound in product(range(1, WINDOW_ROWS + 1), bounds):
             self.windows.compute(Layout(rows, rows, rows, 0, bound))
@@ -371,6 +375,18 @@ class Resident:
         self.state.reserve(0, 1)
         self.windows.rehearse(layout)
         self.state.reset(0)
+
+
+def prompt_sizes(chunk: int) -> Iterator[int]:
+    """Rows of prompts below a chunk that launch every kernel which prompts of any length up to it do.
+
+    Between two sizes of a long chunk no other cut of a product is the cheapest (looked up for the full geometry on an
+    H200, where steps of a seventh miss some). Short chunks have few cuts, and steps of a factor two.
+    """
+    rows = WINDOW_ROWS + 1
+    while rows < chunk:
+        yield rows
+        rows += max(1, rows // 10) if chunk >= MANY_CUTS else rows
 
 
 def _half(chunk: int) -> float:
