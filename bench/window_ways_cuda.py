@@ -1,6 +1,6 @@
 """Other cuts of a window's products, measured inside the window: what a launch leaves for its neighbours counts, too.
 
-    python -m strata.bench.window_ways_cuda --pack model.gguf [--rows 1] [--shared 50 100] [--seconds 60] [--json FILE]
+    python -m strata.bench.window_ways_cuda --pack model.gguf [--rows 1] [--shared 100] [--seconds 60] [--json FILE]
 
 For each share of the first cache as shared memory, in percent: the window as it is, then product by product other ways
 to cut it (RowTuning; by product_window.cu), each kept when the whole window gets faster by it; then launches that ask
@@ -34,6 +34,7 @@ from strata.engine.model.resident import WINDOW_ROWS, Resident
 from strata.engine.pack import open_pack
 from strata.kernels.cuda import card, plans, precompile, row_plans
 from strata.kernels.cuda.compile import collecting
+from strata.kernels.cuda.kernel import WINDOW_SHARED
 from strata.kernels.cuda.plans import RowTuning
 from strata.kernels.formats import BY_NAME
 
@@ -47,14 +48,11 @@ Key = tuple[Any, ...]
 """Of a product: type, mode, rows of its matrices, columns, experts of a row."""
 
 ROW_WAYS = tuple(
-    RowTuning(lanes=lanes, warps=warps, depth=depth, terms_room=room << 10, apart=apart)
-    for lanes, warps, depth in (
-        (None, 16, 1), (None, 16, 2), (None, 16, 3), (None, 24, 1), (None, 24, 2), (None, 12, 2), (None, 8, 3),
-        (1, 16, 1), (1, 16, 2), (1, 12, 2), (1, 8, 2), (1, 24, 1),
-    )
-    for room in (24, 48)
-    for apart in (False, True)
-)  # fmt: skip
+    RowTuning(lanes=lanes, warps=warps, depth=depth, terms_room=room << 10)
+    for lanes in (1, 2)
+    for warps, depth in ((12, 1), (16, 1), (20, 1), (24, 1), (16, 2), (24, 2))
+    for room in (24, 32, 48, 64)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +141,7 @@ class Window:
 def products(window: Window) -> Ways:
     """The window as it is, its products counted."""
     ways = Ways()
-    window.launches(ways, 50)
+    window.launches(ways, WINDOW_SHARED)
     return ways
 
 
@@ -209,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pack", type=Path, required=True)
     parser.add_argument("--rows", type=int, nargs="*", default=[1], help="sequences of a window (1)")
-    parser.add_argument("--shared", type=int, nargs="*", default=[50, 100], help="percent of the first cache (50 100)")
+    parser.add_argument("--shared", type=int, nargs="*", default=[WINDOW_SHARED], help="percent of the first cache")
     parser.add_argument("--seconds", type=float, default=60, help="of each (60)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     args = parser.parse_args(argv)
@@ -239,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
             for label in sorted(best.apart):
                 say(f"kept: {label}: apart", us)
             say("with all that", us)
-            window.launches(Ways(), 50)
+            window.launches(Ways(), WINDOW_SHARED)
     flags = {"card": device.name, "seconds": args.seconds}
     report = Report(tool="window_ways_cuda", records=records, flags=flags, pack=pack_facts(args.pack))
     show(report, console)

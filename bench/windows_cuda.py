@@ -28,6 +28,7 @@ from strata.engine.model import Rows
 from strata.engine.model.resident import AUTO_CHUNKS, WINDOW_ROWS, Resident
 from strata.engine.model.window import Draw, Ticket
 from strata.engine.pack import open_pack
+from strata.kernels.cuda.kernel import WINDOW_SHARED
 from strata.kernels.ops import Sampling
 
 WARM_STEPS = 16
@@ -161,7 +162,7 @@ def shares(resident: Resident, n: int, limits: Limits) -> list[Record]:
         Record.of(f"window of {n}, launches in turn", "us", [microseconds(driver, launches)]),
     ]
     launches.overlap(True)
-    for percent in (100, -1, 50):  # the last one is what kernels have (kernel.py)
+    for percent in (50, -1, WINDOW_SHARED):  # the last one is what kernels have
         launches.prefer_shared(percent)
         times = [microseconds(driver, launches)]
         records.append(Record.of(f"window of {n}, {percent} % of the first cache as shared memory", "us", times))

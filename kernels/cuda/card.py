@@ -11,7 +11,7 @@ from typing import Final
 
 from strata.kernels.cuda.compile import DeviceError
 
-ROOMY: Final = 160 << 10
+ROOMY: Final = 200 << 10
 OWN_SHARED: Final = 1 << 10
 """Bytes that a block takes of a multiprocessor beside those it asks for."""
 
