@@ -41,6 +41,8 @@ FEW_ROWS: Final = 2
 """Rows up to which the values of a row are read again for every few query heads."""
 HEADS_OF_WARP: Final = 3
 """Query heads of a warp of qsa_values at a time, where its block has all that share a value head."""
+KEY_WARPS: Final = 12
+"""Warps of a block of qsa_keys with few rows, whose heads wait for each other otherwise."""
 MOST_UNITS: Final = 64
 """Value heads times slices of 32 dims of a row, at most."""
 HEADS_OF_A_THREAD: Final = (12, 6, 4, 3, 2, 1)
@@ -414,11 +416,13 @@ def _attend_few(
     chunks = value_chunks(n, g.group)
     each = -(-g.group // chunks)
     constants = g.formats | {"HEADS_OF_WARP": 1 if each <= _WARPS else HEADS_OF_WARP, "PREPARES": prepares}
+    key_warps = KEY_WARPS if n <= FEW_ROWS and g.group > _WARPS else _WARPS
     partial = workspace.array((n * chunks * units * g.parts * each * (_SLICE + 2),))
     launch(
         "qsa_window.cu", "qsa_keys", (min(-(-g.kept // _KEPT_AT_ONCE), _MOST_KEY_BLOCKS) + prepares, g.kv_heads, n),
-        threads, *row, q, pages.k, s, I32(stride), made,
-        shared=_FLOAT * g.group * g.d + _KEPT_AT_ONCE * (_row_bytes(g.keys, g.d) + 16), **constants,
+        (32 * key_warps,), *row, q, pages.k, s, I32(stride), made,
+        shared=_FLOAT * g.group * g.d + _KEPT_AT_ONCE * (_row_bytes(g.keys, g.d) + 16),
+        KEY_WARPS=key_warps, **constants,
     )  # fmt: skip
     if rows.beside is not None:
         rows.beside()

@@ -11,7 +11,7 @@ from typing import Final
 from strata.kernels.cuda.chains import router_plan
 from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.gdn import BULK_ARCH, HEAD_SIZES
-from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP
+from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, KEY_WARPS
 from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
 
@@ -66,6 +66,8 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
             for prepares in (0, 1):
                 few: Constants = {"HEADS_OF_WARP": of_warp, "PREPARES": prepares}
                 yield "qsa_window.cu", formats | few
+                if of_warp == 1:
+                    yield "qsa_window.cu", formats | few | {"KEY_WARPS": KEY_WARPS}
         for d, heads in ((256, 12), (64, 2), *_GROUPS * (keys.name == "fp32")):
             group: Constants = {"HEAD_SIZE": d, "HEADS": heads}
             yield "qsa_prompt_keys.cu", {"KEYS": formats["KEYS"]} | group

@@ -6,7 +6,8 @@
 // With PREPARES rows come as they are projected, where no blocks compete (qsa_prepare.cu is for the others): every block of
 // qsa_keys turns the queries and the new keys that it wants, and a block more of each row and key head stores what is new; a
 // block more of each row of qsa_values stores its indexer key, which may be made between the two.
-// Constants    KEYS, VALUES as in cache.cuh; HEADS_OF_WARP query heads of a warp of qsa_values at a time; PREPARES
+// Constants    KEYS, VALUES as in cache.cuh; HEADS_OF_WARP query heads of a warp of qsa_values at a time; KEY_WARPS of a block
+//              of qsa_keys: with few rows a warp takes one head; PREPARES
 #include "attend.cuh"
 #include "qsa_store.cuh"
 
@@ -17,7 +18,12 @@
 #define PREPARES 0
 #endif
 
+#ifndef KEY_WARPS
+#define KEY_WARPS 4
+#endif
+
 constexpr int WARPS = THREADS / 32;
+constexpr int KEY_THREADS = 32 * KEY_WARPS;
 
 // 32 dims of a row in shared memory. A row is copied in COPIES parts.
 template <class Format>
@@ -45,7 +51,7 @@ struct Slice<Packed<Codes>> {
         return s.value(Codes::code(from, lane), 0);
     }
 };
-constexpr int AT_ONCE = 3;  // query heads of a warp at a time
+constexpr int AT_ONCE = KEY_WARPS > 4 ? 1 : 3;  // query heads of a warp at a time
 
 // Rows as they are projected, and where what is new is stored.
 struct Projected {
@@ -88,7 +94,7 @@ struct Turned {
         WarpVector v = load_vector(source(job, group, first + stored), g.d);
 #pragma unroll 1
         while (job < end) {
-            const int following = job + WARPS, t = stored + job - group;
+            const int following = job + KEY_WARPS, t = stored + job - group;
             WarpVector next;
             if (following < end) next = load_vector(source(following, group, first + stored), g.d);
             const bool asks = job < group;
@@ -121,12 +127,12 @@ DEVICE void store_row(const Projected& p, const Args& g, int row, int kv, float*
 }
 
 // grid (tiles at once, key heads, rows), with PREPARES a tile more
-KERNEL void __launch_bounds__(THREADS)
+KERNEL void __launch_bounds__(KEY_THREADS)
     qsa_keys(ROW_ARGUMENTS, const float* q, const u8* cached, float* s, int stride, PARAMETER Projected projected) {
     const Args g = ROW;
     extern __shared__ __align__(16) float memory[];
     __shared__ int tokens[32];
-    __shared__ float buffers[PREPARES ? WARPS : 1][VECTOR_MOST];
+    __shared__ float buffers[PREPARES ? KEY_WARPS : 1][VECTOR_MOST];
     const int row = blockIdx.z, kv = blockIdx.y, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
     const int group = heads / kv_heads, bytes = Keys::row(d), pitch = bytes + 16, tiles = gridDim.x - PREPARES;
     const Kept kept = g.kept(row);
@@ -137,7 +143,7 @@ KERNEL void __launch_bounds__(THREADS)
     if (PREPARES) projected.fetch(d, g.positions[row]);
     auto copy_keys = [&](int begin, int end) {
         const int pieces = bytes / 16;
-        for (int e = begin * pieces + tid; e < end * pieces; e += THREADS) {
+        for (int e = begin * pieces + tid; e < end * pieces; e += KEY_THREADS) {
             const int t = e / pieces, x = e % pieces * 16;
             copy16(tile + t * pitch + x, cached + (static_cast<long long>(tokens[t]) * g.kv_heads + kv) * bytes + x);
         }
@@ -157,7 +163,7 @@ KERNEL void __launch_bounds__(THREADS)
     if (begin >= kept.count) return;
     const Turned turned = {projected, g, row, static_cast<int>(gridDim.z), kv, g.positions[row], query, tile, pitch};
     if (!PREPARES)
-        for (int e = tid; e < group * d / 4; e += THREADS) copy16(query + 4 * e, q + first_head * d + 4 * e);
+        for (int e = tid; e < group * d / 4; e += KEY_THREADS) copy16(query + 4 * e, q + first_head * d + 4 * e);
     for (int first = begin; first < kept.count; first += tiles * 32) {
         const int n = min(32, kept.count - first), stored = PREPARES ? max(0, min(n, before - first)) : n;
         if (tid >= old && tid < stored) tokens[tid] = g.token(row, kept, first + tid);
@@ -168,13 +174,13 @@ KERNEL void __launch_bounds__(THREADS)
         copies_commit();
         copies_wait<0>();
         __syncthreads();
-        for (int h = warp; h < group; h += WARPS * AT_ONCE) {
+        for (int h = warp; h < group; h += KEY_WARPS * AT_ONCE) {
             float c[AT_ONCE][4];
             const float* of_head[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
                 c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0.0f;
-                of_head[i] = query + min(h + WARPS * i, group - 1) * d;
+                of_head[i] = query + min(h + KEY_WARPS * i, group - 1) * d;
             }
 #pragma unroll 4
             for (int x = 0; x < d; x += 8) {
@@ -185,8 +191,8 @@ KERNEL void __launch_bounds__(THREADS)
             }
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++)
-                if (h + WARPS * i < group && lane < n)
-                    s[(first_head + h + WARPS * i) * stride + first + lane] = join_chains(c[i]) * scale;
+                if (h + KEY_WARPS * i < group && lane < n)
+                    s[(first_head + h + KEY_WARPS * i) * stride + first + lane] = join_chains(c[i]) * scale;
         }
         __syncthreads();
     }
