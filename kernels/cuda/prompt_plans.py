@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
+from types import MappingProxyType
 from typing import Final
 
 from strata.kernels.cuda.card import Card
@@ -24,6 +25,8 @@ CHUNKS: Final = (2, 1)
 """Chunks of raw bytes that a block may hold, the most first."""
 LIFTS: Final = (1, 0)
 """Whether scales are kept together with what lifts a sum's start back to 0: more room, fewer instructions."""
+CONVERT: Final = 0
+"""Whether sums of matrix steps start at 0 and are converted; otherwise they start at the bits of a float. Same bits."""
 RUNS: Final = (1, 2, 3, 4, 6, 8)
 """Tiles of a block that are tried. Of GATE_UP it has one: the results take the place of the operands."""
 LONG_RUN: Final = 2048
@@ -34,8 +37,9 @@ OF_A_BLOCK: Final = 2_000_000
 ALONE: Final = 0.37
 """How much longer a block takes for which no other hides anything, where there is room for others. H200, 2026-11-29,
 320 x 10240 Q6_K and 8,192 rows: two tiles of 64 x 192 beside each other 0.369 ms, one behind the other 0.505."""
-PARTS: Final = 2
-"""Of the four spans of a step, those in which a warp starts copies of activations, and those for raw bytes."""
+PARTS: Final = MappingProxyType({16: 2, 32: 1})
+"""Of the four spans of a step, those in which a warp starts copies of activations, and those for raw bytes, by a
+format's group. H200, 2026-11-29, ms with 1 | 2: 16384 x 2560, 8,192 rows, Q6_K 4.35 | 3.96, IQ3_S 2.46 | 2.53."""
 _RESERVED: Final = 1024
 """Bytes of a multiprocessor's shared memory that each block takes beside its own."""
 
@@ -104,8 +108,9 @@ class PromptPlan:
             "NT": self.cut.eights,
             "BLOCKS": self.cut.blocks,
             "CHUNKS": self.chunks,
-            "PARTS": PARTS,
+            "PARTS": PARTS[kind.group],
             "LIFTS": self.lifts,
+            "CONVERT": CONVERT,
             "COPIES": self.copies,
             "SHARED": self.shared,
         }

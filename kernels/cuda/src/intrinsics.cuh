@@ -237,18 +237,18 @@ DEVICE void step8x8x16(int& c0, int& c1, u32 a, u32 b) {
 }
 #endif
 
-// c (16 x 8) = MAGIC_BITS + a (16 x 32) * b (32 x 8), int8. Lane 4 g + t: a[0], a[2] are the two words of row g,
+// c (16 x 8) = START + a (16 x 32) * b (32 x 8), int8. Lane 4 g + t: a[0], a[2] are the two words of row g,
 // a[1], a[3] those of row g + 8, b those of column g; c[0], c[1] are row g and columns 2 t, 2 t + 1, c[2], c[3] row
 // g + 8. Which 8 of the 32 inputs a lane holds is free as long as a and b agree. HEIGHT = 8: rows 8-15 are not used.
-template <int HEIGHT>
+template <int HEIGHT, int START = MAGIC_BITS>
 DEVICE void multiply32(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if ARCH >= 800
     const u32 a1 = HEIGHT == 16 ? a[1] : 0, a3 = HEIGHT == 16 ? a[3] : 0;
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%10,%10,%10};"
                  : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-                 : "r"(a[0]), "r"(a1), "r"(a[2]), "r"(a3), "r"(b0), "r"(b1), "r"(MAGIC_BITS));
+                 : "r"(a[0]), "r"(a1), "r"(a[2]), "r"(a3), "r"(b0), "r"(b1), "r"(START));
 #else
-    c[0] = c[1] = c[2] = c[3] = MAGIC_BITS;
+    c[0] = c[1] = c[2] = c[3] = START;
     step8x8x16(c[0], c[1], a[0], b0);
     step8x8x16(c[0], c[1], a[2], b1);
     if (HEIGHT == 16) {
@@ -259,15 +259,15 @@ DEVICE void multiply32(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 
 // The same over 16 inputs: a_low is the word of row g, a_high that of row g + 8.
-template <int HEIGHT>
+template <int HEIGHT, int START = MAGIC_BITS>
 DEVICE void multiply16(int (&c)[4], u32 a_low, u32 a_high, u32 b) {
 #if ARCH >= 800
     if (HEIGHT == 8) a_high = 0;
     asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%7,%7,%7,%7};"
                  : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-                 : "r"(a_low), "r"(a_high), "r"(b), "r"(MAGIC_BITS));
+                 : "r"(a_low), "r"(a_high), "r"(b), "r"(START));
 #else
-    c[0] = c[1] = c[2] = c[3] = MAGIC_BITS;
+    c[0] = c[1] = c[2] = c[3] = START;
     step8x8x16(c[0], c[1], a_low, b);
     if (HEIGHT == 16) step8x8x16(c[2], c[3], a_high, b);
 #endif

@@ -12,7 +12,7 @@
 // the last step of a tile is multiplied, the first of the next one is fetched and unpacked.
 //
 // Constants: TYPE a format, BM (64, 128), MT (2, 4), NT, BLOCKS of a multiprocessor, CHUNKS of raw bytes held (1, 2), PARTS
-// (1, 2, 4) of what a step copies, LIFTS (0, 1), COPIES of the table, SHARED bytes that prompt_plans.py asks for, and MODE:
+// (1, 2, 4) of what a step copies, LIFTS (0, 1), CONVERT (0, 1) of sums to float, COPIES of the table, SHARED bytes that prompt_plans.py asks for, and MODE:
 //   DENSE    several matrices of one type with the same input; out (n, rows) each
 //   GATE_UP  experts by tile list: BM / 2 rows of gate and of up; out (pairs, rows) = silu(gate x) * (up x);
 //            with NEXT_ORDER and NEXT_SUMS quantised, for a format with this order and groups of sums (0: none)
@@ -79,6 +79,7 @@ enum {
     AT_PLACES = AT_SOURCE + BN * 4,
     AT_TABLE = AT_PLACES + BN * 4,
     SHARED_BYTES = AT_TABLE + TABLE,
+    START = CONVERT ? 0 : MAGIC_BITS,
     SPREAD = CHUNKS == 2,            // what a step fetches is dealt to the spans that it multiplies
     LINE_H = BM / 2 + 4              // floats of a column of silu(gate x) * (up x) that is to be quantised
 };
@@ -134,28 +135,37 @@ DEVICE const u8* row_of(const Work& w, int tile, int r, int row_bytes) {
     return matrix + (u64)(u32)min(first + row, w.rows - 1) * (u32)row_bytes;
 }
 
-// Asynchronous copies of part PART of PARTS of the raw bytes of one chunk; LANES neighbours copy a row, 16 bytes each.
+// Asynchronous copies of part PART of PARTS of the raw bytes of one chunk, 16 bytes each: LANES neighbours copy a row, or
+// where many of these would have nothing to do the pieces of all rows are dealt to the threads.
 DEVICE void fetch_rows(u8* raw, const Work& w, int row_bytes, Place chunk, int part) {
     enum {
-        MOST = (CHUNK_BYTES + 30) / 16,
+        MOST = (CHUNK_BYTES + 30) / 16,  // pieces of a row
         LANES = MOST <= 8 ? 8 : MOST <= 16 ? 16 : 32,
+        DEALT = (MOST + 1) / 2 < LANES / 2,
         AT_ONCE = THREADS / LANES,  // rows
-        COPIES_OF_A_PART = (BM / AT_ONCE + PARTS - 1) / PARTS
+        ALL = DEALT ? (MOST + 1) / 2 : BM / AT_ONCE,
+        OF_A_PART = (ALL + PARTS - 1) / PARTS,
+        EVEN = ALL % PARTS == 0 && !(DEALT && MOST % 2)
     };
-    const int lane = threadIdx.x % LANES, at = chunk.at * CHUNK_BYTES;
-    const int begin = threadIdx.x / LANES + part * (COPIES_OF_A_PART * AT_ONCE);
+    const int at = chunk.at * CHUNK_BYTES, lane = threadIdx.x % LANES;
+    const int begin = threadIdx.x / LANES + part * (OF_A_PART * AT_ONCE);
     const int bytes = F::BLOCK == 256 ? (int)CHUNK_BYTES : min((int)CHUNK_BYTES, row_bytes - at);
     const int first = w.row + chunk.tile * ROWS, last = w.rows - 1 - first;
-    const u64 from = (u64)(u32)first * (u32)row_bytes + at + 16 * lane;
+    const u64 from = (u64)(u32)first * (u32)row_bytes + at + (DEALT ? 0 : 16 * lane);
     const u64 one = (u64)w.first + from, other = (u64)w.second + from;
     u8* to = raw + begin * PITCH + 16 * lane;
 #pragma unroll
-    for (int i = 0; i < COPIES_OF_A_PART; i++) {
-        const int r = begin + i * AT_ONCE;
-        if (BM / AT_ONCE % PARTS && r >= BM) break;
+    for (int i = 0; i < OF_A_PART; i++) {
+        const u32 copy = threadIdx.x + (part * OF_A_PART + i) * THREADS;
+        const int r = DEALT ? copy / MOST : begin + i * AT_ONCE, piece = DEALT ? 16 * (copy % MOST) : 0;
+        if (!EVEN && r >= BM) break;
         const u32 row = min(MODE == GATE_UP ? (r >> 5) * 16 + (r & 15) : r, last);
         const u64 p = (MODE == GATE_UP && r & 16 ? other : one) + (u64)row * (u32)row_bytes;
-        if (16 * lane - bytes < (int)(p & 15)) copy16(to + i * (AT_ONCE * PITCH), (const u8*)(p & ~15ull));
+        if (DEALT) {
+            if (piece - bytes < (int)(p & 15)) copy16(raw + r * PITCH + piece, (const u8*)((p & ~15ull) + piece));
+        } else {
+            if (16 * lane - bytes < (int)(p & 15)) copy16(to + i * (AT_ONCE * PITCH), (const u8*)(p & ~15ull));
+        }
     }
 }
 
@@ -334,20 +344,25 @@ struct Span {
             for (int k = 0; k < PER_SPAN; k++) c.sum[k] = *(const float2*)(sums + k * LINE_D + 8 * j);
     }
 
+    // A sum times its scale. A sum that starts at 0 costs a conversion and saves four reads of registers.
+    DEVICE static float term(int sum, float scale, float lift) {
+        return CONVERT ? (float)sum * scale : scaled(sum, scale, lift);
+    }
+
     DEVICE void multiply(int (&c)[MT][4], const Column& column, int k) const {
 #pragma unroll
         for (int i = 0; i < MT; i++) {
-            if (F::GROUP == 32) multiply32<16>(c[i], w[i], column.q.x, column.q.y);
-            else multiply16<16>(c[i], w[i][2 * k], w[i][2 * k + 1], k ? column.q.y : column.q.x);
+            if (F::GROUP == 32) multiply32<16, START>(c[i], w[i], column.q.x, column.q.y);
+            else multiply16<16, START>(c[i], w[i][2 * k], w[i][2 * k + 1], k ? column.q.y : column.q.x);
         }
     }
 
     DEVICE void add(float (&out)[4], const int (&c)[4], const Column& column, int k, int i) const {
         const float2 s = scale[k][i], l = lift[k][i], d = column.d;
-        out[0] = fmaf(scaled(c[0], s.x, l.x), d.x, out[0]);
-        out[1] = fmaf(scaled(c[1], s.x, l.x), d.y, out[1]);
-        out[2] = fmaf(scaled(c[2], s.y, l.y), d.x, out[2]);
-        out[3] = fmaf(scaled(c[3], s.y, l.y), d.y, out[3]);
+        out[0] = fmaf(term(c[0], s.x, l.x), d.x, out[0]);
+        out[1] = fmaf(term(c[1], s.x, l.x), d.y, out[1]);
+        out[2] = fmaf(term(c[2], s.y, l.y), d.x, out[2]);
+        out[3] = fmaf(term(c[3], s.y, l.y), d.y, out[3]);
         if (F::OFFSET) {
             const float2 o = offset[k][i], sum = column.sum[k];
             out[0] = fmaf(sum.x * o.x, d.x, out[0]);
