@@ -149,9 +149,11 @@ class HostExperts:
         layer, size, ram = self._probe
         words, before, best = self._desk.words, int(self._desk.words[ASKED]), 0.0
         self._desk.x[0] = 1.0
-        self._desk.at[:PROBED] = ram.ctypes.data + size.n_bytes * np.arange(PROBED)
+        places = ram.size // size.n_bytes
         words[[LAYER, PAIRS, USED]] = layer, PROBED, PROBED
         for number in (*range(1, 2 + PROBES), 0):  # the first one wakes the threads, the last one leaves all as it was
+            others = (number * PROBED + np.arange(PROBED)) % places  # which no cache of the processor holds
+            self._desk.at[:PROBED] = ram.ctypes.data + size.n_bytes * others
             begun = time.perf_counter()
             words[ASKED] = before - number
             while words[ANSWERED] != before - number:
