@@ -10,28 +10,38 @@ import argparse
 import asyncio
 import random
 
-from strata.bench.checks import Prompts
-from strata.bench.http_client import Client, user
+from strata.bench.http_client import Client, Messages, user
 from strata.bench.serve import words
 from strata.bench.server_process import engine_argv
 from strata.bench.slot_engine import SlotEngine
+from strata.server.chat.template import Chat
+from strata.server.chat.vocabulary import Vocabulary
 
-PROMPT = 48
+PROMPT = 512
+"""Tokens of a prompt at most: words of a vocabulary without words are letters."""
 WORDS = 24
+
+
+def prompt(args: argparse.Namespace, run: int, stream: int) -> Messages:
+    """What a stream asks; stream 0 is the one that is alone."""
+    return user(words(random.Random(f"{args.seed}/http/{run}/{stream}"), WORDS))
 
 
 def engine_alone(args: argparse.Namespace) -> dict[int, list[float]]:
     """Streams -> tokens per second of each run: one on the solo path, and one in each slot."""
     argv = [*engine_argv(args), "--serve", "--batch", str(args.slots)]
+    chat = Chat(Vocabulary.load(args.pack))
+
+    def ids(run: int, stream: int) -> list[int]:
+        return chat.prompt(prompt(args, run, stream)).ids
+
     with SlotEngine(argv, wants_slots=args.slots) as engine:
-        prompts = Prompts(engine.limits.vocab, args.seed)
         rates: dict[int, list[float]] = {1: [], args.slots: []}
         for run in range(args.repeat + 1):
-            one = engine.alone(prompts.plain(PROMPT, run * 100), args.http_tokens)
+            one = engine.alone(ids(run, 0), args.http_tokens)
             requests = []
             for slot in range(args.slots):
-                ids = prompts.plain(PROMPT, run * 100 + 1 + slot)
-                requests.append(engine.admit(slot, ids, args.http_tokens))
+                requests.append(engine.admit(slot, ids(run, 1 + slot), args.http_tokens))
                 engine.until_admitted(requests[-1])
             engine.finish(*requests)
             if run:  # the first one warms up
@@ -41,10 +51,9 @@ def engine_alone(args: argparse.Namespace) -> dict[int, list[float]]:
     return rates
 
 
-async def through_server(client: Client, args: argparse.Namespace, n: int) -> float:
+async def through_server(client: Client, args: argparse.Namespace, run: int, n: int) -> float:
     """Tokens per second of n streams at once."""
-    rng = random.Random()
-    ask = [client.chat(user(words(rng, WORDS)), args.http_tokens) for _ in range(n)]
-    answers = await asyncio.gather(*ask)
+    streams = range(1) if n == 1 else range(1, 1 + n)
+    answers = await asyncio.gather(*(client.chat(prompt(args, run, i), args.http_tokens) for i in streams))
     seconds = max(a.end_s for a in answers) - min(a.sent_s for a in answers)
     return sum(a.completion_tokens for a in answers) / seconds
