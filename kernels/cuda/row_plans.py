@@ -68,6 +68,8 @@ PIECE_ROOM: Final = 12 << 10
 """Bytes for the terms of a strip."""
 STRIPS_OF_ROOM: Final = 3
 """Strips that the room for terms holds at least, if it is small."""
+DOWN_TERMS: Final = 44 << 10
+"""Bytes for the terms of DOWN at most, so that the shared expert's product has room beside eight rows of it."""
 ENOUGH_STRIPS: Final = 4
 """Held at once: fewer let warps wait for a place."""
 
@@ -89,8 +91,9 @@ _BESIDE: Final = (
     _Way(16, 1, 22 * _K, 32 * _K), _Way(12, 1, 22 * _K, 16 * _K),
 )  # fmt: skip
 _ALONE: Final = (
-    _Way(24, 2, 48 * _K, 64 * _K), _Way(24, 1, 48 * _K, 64 * _K), _Way(24, 1, 30 * _K, 64 * _K),
-    _Way(16, 2, 40 * _K, 32 * _K), _Way(16, 1, 40 * _K, 32 * _K), _Way(12, 1, 20 * _K, 32 * _K), *_LEAST,
+    _Way(24, 2, 60 * _K, 64 * _K), _Way(24, 2, 48 * _K, 64 * _K), _Way(24, 1, 48 * _K, 64 * _K),
+    _Way(24, 1, 30 * _K, 64 * _K), _Way(16, 2, 40 * _K, 32 * _K), _Way(16, 1, 40 * _K, 32 * _K),
+    _Way(12, 1, 20 * _K, 32 * _K), *_LEAST,
 )  # fmt: skip
 _ONE_ROW: Final = {
     "picks": (_Way(24, 1, 24 * _K, 32 * _K), _Way(16, 1, 24 * _K, 32 * _K)),
@@ -251,14 +254,17 @@ def side_plan(
     table."""
     if table_bytes(kind) or main.aligned:
         return None
-    tuning = RowTuning(warps=main.warps, bulk=main.bulk, apart=False)
-    try:
-        own = row_plan(card, kind, mode, (rows,), cols, n, int(mode == DOWN), tuning=tuning)
-    except ValueError:
-        return None
     at = main.at_stages if mode == GATE_UP else main.end
-    shared = max(main.shared, at + own.shared)
-    return SidePlan(own, at, shared) if own.blocks == main.blocks and shared <= card.shared_block - STATIC else None
+    for spans in (None, 1):  # small items take less room
+        tuning = RowTuning(spans=spans, warps=main.warps, bulk=main.bulk, apart=False)
+        try:
+            own = row_plan(card, kind, mode, (rows,), cols, n, int(mode == DOWN), tuning=tuning)
+        except ValueError:
+            continue
+        shared = max(main.shared, at + own.shared)
+        if own.blocks == main.blocks and shared <= card.shared_block - STATIC:
+            return SidePlan(own, at, shared)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +324,8 @@ class _Job:
     def plan(self, way: _Way) -> RowPlan:
         blocks = self.card.multiprocessors * (self.tuning.blocks or 1)
         while True:
-            cut = _Cut(self, blocks, self.tuning.terms_room or way.terms)
+            most = min(way.terms, DOWN_TERMS) if self.mode == DOWN else way.terms
+            cut = _Cut(self, blocks, self.tuning.terms_room or most)
             if max(cut.all_turns, cut.each + LANES) < MOST_TURNS and cut.weight_bytes < MOST_BYTES:
                 return cut.plan(way)
             blocks *= 2

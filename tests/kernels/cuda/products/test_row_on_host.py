@@ -102,11 +102,16 @@ def test_inputs_that_are_quantised_already_give_the_same_bits(host, random_weigh
     dense(host, [random_weight(name, 20, cols)], n, RowTuning(), quantised=True)
 
 
+SHARED = [
+    (("IQ3_S", "IQ4_NL", "Q8_0"), 80, (1, 3)),
+    (("IQ3_S_CARD", "IQ4_NL_CARD", "Q8_0"), 90, (1, 3, 8)),
+    (("Q6_K", "Q6_K", "Q4_K"), 90, (1, 3)),
+]
+
+
 @pytest.mark.parametrize("order", range(4))
-@pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize(
-    ("experts", "down", "shared", "arch"),
-    [("IQ3_S", "IQ4_NL", "Q8_0", 80), ("IQ3_S_CARD", "IQ4_NL_CARD", "Q8_0", 90), ("Q6_K", "Q6_K", "Q4_K", 90)],
+    ("experts", "down", "shared", "arch", "n"), [(*kinds, arch, n) for kinds, arch, rows in SHARED for n in rows]
 )
 def test_the_shared_expert_in_the_launches_of_the_others_changes_no_bit_of_theirs(
     host, host_loader, random_weight, monkeypatch, experts, down, shared, arch, n, order
