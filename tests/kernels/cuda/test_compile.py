@@ -32,6 +32,7 @@ SPILLS = {
     "qsa_values": "sm_120 only: a few words at the 80 registers that its shared memory leaves, once a part",
     "qsa_keys": "a few words at the registers that its block leaves, outside the loop over tokens",
     "gdn_inputs": "sm_120 only: two words around a division",
+    "qsa_prompt_keys": "a few words of 168 registers on old cards and for codes: addresses, used once a slice",
     "qsa_prompt_values": "96 sums and two pairs of values under way at 168 registers: a few words outside the loop",
     "route_window": "sm_75 only: two words of 128 registers, 512 threads share the rows",
     "qsa_score": "a few words at the registers that its block leaves, outside the loop over blocks",
