@@ -1,9 +1,10 @@
 // The first half of the attention of many rows: scores. HEADS query heads that share keys are computed together.
 //
-// qsa_prompt_keys    a block is one part of a row. A lane has all chains of WINDOW * HEADS / 32 dots: for twelve heads 10 reads
-//                    of four words for 96 fma, and neighbours share the key. Also the largest score of each head and part
-// Why four chains: shared memory is the limit, as what is copied there and what is read pass through one door. Of one chain
-//                a lane reads 20 single words, in 20 turns, for 96 sums; so it is 14, and the chains need no exchange.
+// qsa_prompt_keys    a block is one part of a row. A lane has one of the four chains of 8 tokens x HEADS query heads: 8 +
+//                    HEADS loads of a word from shared memory for 8 * HEADS fma. Also the largest score of each head and part
+// Why one chain: of two chains of half the heads a lane reads 28 words for 96 sums and not 20, though in fewer reads, which
+//                was no faster. Sum t of a lane is token t ^ chain, so the exchanges that join the chains find the token a
+//                lane keeps in the same register in every lane.
 //
 // Constants   HEAD_SIZE = D, HEADS, KEYS
 #include "attend.cuh"
@@ -18,10 +19,7 @@ constexpr int D = HEAD_SIZE;
 constexpr int WARPS = THREADS / 32;
 
 constexpr int SLICE = 16;      // dims at a time
-constexpr int WINDOW = 64;     // tokens of a warp
-constexpr int SETS = HEADS % 2 ? 1 : 2, OWN = HEADS / SETS;     // lanes that share a token; heads of a lane
-constexpr int GROUPS = 32 / SETS, TOKENS = WINDOW / GROUPS;     // lanes of different tokens; tokens of a lane
-static_assert(WARPS * WINDOW == PART, "a warp has a window of the part");
+constexpr int TOKENS = 8;      // of a lane
 constexpr int FEW_TOKENS = 8;  // a part of so few, what follows the listed blocks, is computed from device memory
 
 // Keys of a part, SLICE dims of them, and of its queries. Pitches keep eight tokens in different banks.
@@ -50,18 +48,11 @@ struct Stage {
     DEVICE void fetch(To& to, int slice) {
         const u8* from = at + slice * SLICE * sizeof(Value);
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            asm volatile("" : "+r"(rows[i]));  // held as it is: eight addresses are too many registers
+        for (int i = 0; i < N; i++)
             copy16(&to.k[threadIdx.x / PIECES + i * EACH][threadIdx.x % PIECES * PIECE], from + rows[i] * 16ull);
-        }
     }
     DEVICE void land(To&) {}
-    DEVICE static float4 four(const float* v) { return *reinterpret_cast<const float4*>(v); }
-    DEVICE static float4 four(const u16* v) {
-        const uint2 two = *reinterpret_cast<const uint2*>(v);
-        return make_float4(half_value(static_cast<u16>(two.x)), half_value(static_cast<u16>(two.x >> 16)),
-                           half_value(static_cast<u16>(two.y)), half_value(static_cast<u16>(two.y >> 16)));
-    }
+    DEVICE static float get(Value v) { return Format::get(v); }
 };
 
 // Codes are fetched to registers and land as float32; a thread takes the whole slice of several tokens.
@@ -101,7 +92,7 @@ struct Stage<Packed<Codes>> {
             }
         }
     }
-    DEVICE static float4 four(const float* v) { return *reinterpret_cast<const float4*>(v); }
+    DEVICE static float get(float v) { return v; }
 };
 
 // Scores of the few tokens of a part: a thread a dot.
@@ -121,37 +112,40 @@ DEVICE void few_keys(const float* q, const u8* cached, const int* tokens, int co
     }
 }
 
-// Dots of a warp's tokens with all heads: tokens group + GROUPS * t, heads set + SETS * o of a lane.
+// Dots of 64 tokens with all heads by a warp, chains apart.
 struct Dots {
-    float c[TOKENS][OWN][4];
+    float c[TOKENS][HEADS];
 
-    DEVICE void clear() {
-#pragma unroll
-        for (int t = 0; t < TOKENS; t++)
-#pragma unroll
-            for (int o = 0; o < OWN; o++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) c[t][o][i] = 0.0f;
-    }
     template <class Value>
-    DEVICE void add(const Slices<Value>& tile, int first, int set) {
+    DEVICE void add(const Slices<Value>& tile, int first, int chain, int group) {
+        const Value* k[4];
+#pragma unroll
+        for (int t = 0; t < 4; t++) k[t] = &tile.k[first + group + 8 * (t ^ chain)][chain];
 #pragma unroll
         for (int x = 0; x < SLICE; x += 4) {
-            float4 k[TOKENS];
+            float keys[TOKENS], queries[HEADS];
 #pragma unroll
-            for (int t = 0; t < TOKENS; t++) k[t] = Stage<Keys>::four(&tile.k[first + GROUPS * t][x]);
+            for (int t = 0; t < TOKENS; t++)
+                keys[t] = Stage<Keys>::get(k[t % 4][(t & 4) * 8 * Slices<Value>::PITCH + x]);
 #pragma unroll
-            for (int o = 0; o < OWN; o++) {
-                const float4 a = *reinterpret_cast<const float4*>(&tile.q[set + SETS * o][x]);
+            for (int h = 0; h < HEADS; h++) queries[h] = tile.q[h][x + chain];
 #pragma unroll
-                for (int t = 0; t < TOKENS; t++) {
-                    c[t][o][0] = fmaf(a.x, k[t].x, c[t][o][0]);
-                    c[t][o][1] = fmaf(a.y, k[t].y, c[t][o][1]);
-                    c[t][o][2] = fmaf(a.z, k[t].z, c[t][o][2]);
-                    c[t][o][3] = fmaf(a.w, k[t].w, c[t][o][3]);
-                }
-            }
+            for (int t = 0; t < TOKENS; t++)
+#pragma unroll
+                for (int h = 0; h < HEADS; h++) c[t][h] = fmaf(queries[h], keys[t], c[t][h]);
         }
+    }
+
+    // (c0 + c1) + (c2 + c3). Lane (group, chain) keeps the tokens group + 8 * chain in c[0], and 32 more in c[4].
+    DEVICE void join() {
+#pragma unroll
+        for (int t = 0; t < TOKENS; t += 2)
+#pragma unroll
+            for (int h = 0; h < HEADS; h++) c[t][h] = c[t][h] + __shfl_xor_sync(ALL, c[t + 1][h], 1);
+#pragma unroll
+        for (int t = 0; t < TOKENS; t += 4)
+#pragma unroll
+            for (int h = 0; h < HEADS; h++) c[t][h] = c[t][h] + __shfl_xor_sync(ALL, c[t + 2][h], 2);
     }
 };
 
@@ -184,7 +178,7 @@ KERNEL void __launch_bounds__(THREADS, 3)
         peaks[tid * gridDim.x] = top;
         return;
     }
-    const int lane = tid & 31, warp = tid >> 5, set = lane % SETS, own_token = warp * WINDOW + lane / SETS;
+    const int lane = tid & 31, warp = tid >> 5, chain = lane & 3, group = lane >> 2;
     Staged stage(cached, tokens, g.kv_heads, kv);
     auto fetch = [&](typename Staged::To& to, int slice) {
         stage.fetch(to, slice);
@@ -194,7 +188,10 @@ KERNEL void __launch_bounds__(THREADS, 3)
         }
     };
     Dots dots;
-    dots.clear();
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++)
+#pragma unroll
+        for (int h = 0; h < HEADS; h++) dots.c[t][h] = 0.0f;
     fetch(tiles[0], 0);
     copies_commit();
     stage.land(tiles[0]);
@@ -205,22 +202,20 @@ KERNEL void __launch_bounds__(THREADS, 3)
         const bool more = slice + 1 < D / SLICE;
         if (more) fetch(tiles[u ^ 1], slice + 1);
         copies_commit();
-        dots.add(tiles[u], own_token, set);
+        dots.add(tiles[u], warp * TOKENS * 8, chain, group);
         if (more) stage.land(tiles[u ^ 1]);
     }
+    __syncwarp();
+    dots.join();
+    const int t0 = warp * TOKENS * 8 + group + 8 * chain, t1 = t0 + 32;
 #pragma unroll
-    for (int o = 0; o < OWN; o++) {
-        const int h = set + SETS * o;
-        float top = -INFINITE;
-#pragma unroll
-        for (int t = 0; t < TOKENS; t++) {
-            const int token = own_token + GROUPS * t;
-            const float score = join_chains(dots.c[t][o]) * scale;
-            if (token < count) s[h * static_cast<long long>(stride) + token] = score, top = fmaxf(top, score);
-        }
-#pragma unroll
-        for (int apart = SETS; apart < 32; apart *= 2) top = fmaxf(top, __shfl_xor_sync(ALL, top, apart));
-        if (lane < SETS) tops[warp][h] = top;
+    for (int h = 0; h < HEADS; h++) {
+        const float a = dots.c[0][h] * scale, b = dots.c[4][h] * scale;
+        float* to = s + h * static_cast<long long>(stride);
+        if (t0 < count) to[t0] = a;
+        if (t1 < count) to[t1] = b;
+        const float top = warp_max(fmaxf(t0 < count ? a : -INFINITE, t1 < count ? b : -INFINITE));
+        if (lane == 0) tops[warp][h] = top;
     }
     __syncthreads();
     if (tid >= HEADS) return;
