@@ -62,6 +62,7 @@ def test_a_share_that_is_none_is_refused(share):
     assert main(["tiers", "--pack", "x.gguf", f"--shares={share}"]) == 2
 
 
+@pytest.mark.soak  # it starts an emulated card for each share
 def test_engines_on_an_emulated_card_say_the_same_with_all_and_no_experts_in_vram(packs, request, tmp_path):
     cache = getattr(request.config, "cache", None)
     kernels = cache.mkdir("emulated") if cache else tmp_path / "kernels"

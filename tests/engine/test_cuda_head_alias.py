@@ -120,7 +120,11 @@ def wanted(any_card, pack, streaming):
 
 @pytest.mark.parametrize(
     ("in_head", "chunk", "eager"),
-    [(("mixers",), CHUNK, True), (("experts", "ring"), 11, True), (("mixers", "experts"), 11, False)],
+    [
+        (("experts", "ring"), 11, True),
+        pytest.param(("mixers",), CHUNK, True, marks=pytest.mark.soak),
+        pytest.param(("mixers", "experts"), 11, False, marks=pytest.mark.soak),
+    ],
     ids=lambda value: "+".join(value) if isinstance(value, tuple) else str(value),
 )
 def test_texts_and_states_are_those_without_the_alias(any_card, pack, wanted, streaming, in_head, chunk, eager):
@@ -155,6 +159,7 @@ def test_a_read_that_is_given_up_leaves_the_head_lent_and_the_next_request_bring
         np.testing.assert_array_equal(runner._device.read(loan._bound.data), head)
 
 
+@pytest.mark.soak  # the emulated card takes a minute for it
 def test_a_draft_layer_reads_long_prompts_beside_the_head(any_card, trunk, draft, streaming):
     """Its passes lie in the same parts, and windows with drafts read the head."""
     found = []

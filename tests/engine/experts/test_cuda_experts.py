@@ -143,8 +143,13 @@ def whole(emulated_card, pack):
 
 @pytest.mark.parametrize(
     ("share", "stream_min", "ring", "eager"),
-    [(0.25, NEVER, 0, False), (0, NEVER, 0, False), (0.25, 1, 4, True), (0, 1, 10, False), (0, 1, 0, True)],
-    ids=["quarter-in-place", "none-in-place", "quarter-ring-4", "none-ring-10", "none-ring-of-layers"],
+    [
+        pytest.param(0.25, NEVER, 0, False, id="quarter-in-place"),
+        pytest.param(0, NEVER, 0, False, id="none-in-place", marks=pytest.mark.soak),
+        pytest.param(0.25, 1, 4, True, id="quarter-ring-4", marks=pytest.mark.soak),
+        pytest.param(0, 1, 10, False, id="none-ring-10"),
+        pytest.param(0, 1, 0, True, id="none-ring-of-layers", marks=pytest.mark.soak),
+    ],
 )
 def test_logits_texts_and_states_are_the_same_wherever_experts_lie(
     emulated_card, pack, whole, share, stream_min, ring, eager
@@ -159,7 +164,13 @@ def test_logits_texts_and_states_are_the_same_wherever_experts_lie(
 
 
 @pytest.mark.parametrize(
-    ("stream_min", "ring", "eager"), [(NEVER, 0, False), (1, 6, True), (1, 6, False), (1, 0, True)]
+    ("stream_min", "ring", "eager"),
+    [
+        (1, 6, True),
+        pytest.param(NEVER, 0, False, marks=pytest.mark.soak),
+        pytest.param(1, 6, False, marks=pytest.mark.soak),
+        pytest.param(1, 0, True, marks=pytest.mark.soak),
+    ],
 )
 def test_experts_that_change_places_behind_every_window_change_no_bit(
     emulated_card, pack, whole, stream_min, ring, eager
@@ -173,7 +184,14 @@ def test_experts_that_change_places_behind_every_window_change_no_bit(
             same(swapped(resident, how, seed), whole[how])
 
 
-@pytest.mark.parametrize(("stream_min", "ring", "eager"), [(NEVER, 0, False), (1, 6, True), (1, 0, False)])
+@pytest.mark.parametrize(
+    ("stream_min", "ring", "eager"),
+    [
+        (1, 6, True),
+        pytest.param(NEVER, 0, False, marks=pytest.mark.soak),
+        pytest.param(1, 0, False, marks=pytest.mark.soak),
+    ],
+)
 def test_experts_that_change_places_beside_windows_change_no_bit(emulated_card, pack, whole, stream_min, ring, eager):
     """Copies go as early as they may, or as late, and a step comes whenever it likes."""
     with emulated_card.plugged_in() as card:
@@ -185,7 +203,14 @@ def test_experts_that_change_places_beside_windows_change_no_bit(emulated_card, 
         same(answer(resident, DRAWN), whole[DRAWN])
 
 
-@pytest.mark.parametrize(("share", "pcie"), [(0.25, 0.0), (0, 0.5), (0, None)], ids=["all", "half", "measured"])
+@pytest.mark.parametrize(
+    ("share", "pcie"),
+    [
+        pytest.param(0.25, 0.0, id="all"),
+        pytest.param(0, 0.5, id="half", marks=pytest.mark.soak),
+        pytest.param(0, None, id="measured", marks=pytest.mark.soak),
+    ],
+)
 def test_experts_that_the_processor_computes_change_no_bit(emulated_card, pack, whole, share, pcie):
     """Nor do swaps meanwhile: what a window asks for lies where its own table says."""
     with emulated_card.plugged_in() as card:

@@ -17,7 +17,11 @@ from strata.kernels.formats import BY_NAME
 TYPES = [t for t in BY_NAME.values() if not t.is_float]
 
 
-@pytest.fixture(params=CUTS, ids=lambda c: f"{c.rows}x{c.columns}")
+SOME = [cut if i % 3 == 0 else pytest.param(cut, marks=pytest.mark.soak) for i, cut in enumerate(CUTS)]
+"""Each cut is compiled for the emulator: a third of them; all are a soak."""
+
+
+@pytest.fixture(params=SOME, ids=lambda c: f"{c.rows}x{c.columns}")
 def only_cut(request, monkeypatch) -> Cut:
     """The one cut that a plan may take."""
     monkeypatch.setattr(prompt_plans, "CUTS", (request.param,))
