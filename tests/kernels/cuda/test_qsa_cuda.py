@@ -97,6 +97,11 @@ class Sequences:
         return module.qsa_attend(*where, *queries, self.norms, self.rope, self.shape.budget, EPS)
 
 
+def in_soak(value):
+    """A case that costs the emulator too much for every run."""
+    return pytest.param(value, marks=pytest.mark.soak)
+
+
 @pytest.mark.parametrize(("tokens", "rows"), [(600, 1), (300, 2), (2100, 1), (2100, 3)])
 def test_a_few_rows_share_a_value_head_over_several_blocks_and_parts(target, same_bits, tokens, rows):
     """Five query heads to a value head: a block has three of them and another two, or one all of them."""
@@ -114,9 +119,7 @@ def test_a_few_rows_share_a_value_head_over_several_blocks_and_parts(target, sam
 
 
 @pytest.mark.parametrize("shape", [TINY, ODD, WIDE, DENSE], ids=["tiny", "odd", "wide", "dense"])
-@pytest.mark.parametrize(
-    "kv", ["fp32", pytest.param("fp16", marks=pytest.mark.soak), pytest.param("int8", marks=pytest.mark.soak), "k8v4"]
-)
+@pytest.mark.parametrize("kv", ["fp32", in_soak("fp16"), in_soak("int8"), "k8v4"])
 def test_a_window_that_stores_on_its_way_has_the_bits_of_one_that_stores_first(target, same_bits, shape, kv):
     """Below the budget: rows of several sequences, some of the same one, at edges of pages, tiles and index blocks."""
     first, second = (Sequences(target, shape, pages=2, kv=kv) for _ in range(2))
@@ -212,7 +215,7 @@ def test_a_row_of_a_prompt_is_that_row_of_a_window_in_every_bit(target, same_bit
         same_bits(window, prompt[part])
 
 
-@pytest.mark.parametrize("kv", ["fp32", pytest.param("int8", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kv", ["fp32", in_soak("int8")])
 @pytest.mark.parametrize(("shape", "pages", "start"), [(LONG, 6, 340), (WIDE, 3, 130)], ids=["long", "wide"])
 def test_rows_of_one_block_do_not_wait_for_or_see_each_other(target, same_bits, monkeypatch, shape, pages, start, kv):
     case = Sequences(target, shape, pages, kv=kv)
@@ -225,9 +228,7 @@ def test_rows_of_one_block_do_not_wait_for_or_see_each_other(target, same_bits, 
         same_bits(case.attend(*rows, queries), many)
 
 
-@pytest.mark.parametrize(
-    "kv", ["fp16", pytest.param("int8", marks=pytest.mark.soak), pytest.param("q4_0", marks=pytest.mark.soak), "k8v4"]
-)
+@pytest.mark.parametrize("kv", ["fp16", in_soak("int8"), in_soak("q4_0"), "k8v4"])
 @pytest.mark.parametrize(
     ("shape", "pages", "start"), [(LONG, 6, 340), (ODD, 4, 190), (WIDE, 3, 130)], ids=["long", "odd", "wide"]
 )
