@@ -55,6 +55,7 @@ def test_drafts_are_compared_with_windows_without_before_anything_is_timed(runne
     assert all(each.ok for each in found), [each.name for each in found if not each.ok]
 
 
+@pytest.mark.soak  # the emulated card takes long for it
 def test_every_kind_of_window_is_measured(runner):
     records = {r.work: r for r in measure(runner, prompt_of(900, 11), [2, 3], 8, Console())}
     assert {"window without drafts", "window of 3 rows, forced", "window of 2 rows, the last one wrong"} <= set(records)

@@ -15,7 +15,8 @@ from strata.engine.model.resident import Resident
 LAYERS, CONTEXT, CHUNK = 2, 96, 24
 
 
-@pytest.mark.parametrize("name", ["IQ3_S", pytest.param("Q6_K", marks=pytest.mark.soak)])
+@pytest.mark.soak  # the emulated card takes half a minute for each
+@pytest.mark.parametrize("name", ["IQ3_S", "Q6_K"])
 def test_weights_in_forms_of_the_card_give_the_bits_of_those_of_the_file(any_card, pack_of, altered, monkeypatch, name):
     pack = pack_of(f"tiny-{name.lower()}")
     spec = pack.spec
