@@ -18,8 +18,8 @@ from strata.server.chat.vocabulary import Vocabulary
 
 
 class Rendered(NamedTuple):
-    """ids of a whole conversation, without the line break after its last <|im_end|>; mask[i]: ids[i] is to be "
-    "learned."""
+    """ids of a whole conversation, without the line break after its last <|im_end|>; mask[i]: ids[i] is to be
+    learned."""
 
     ids: list[int]
     mask: list[bool]

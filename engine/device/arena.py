@@ -58,18 +58,22 @@ class Account:
 
     def take(self, n_bytes: int, what: str, remedy: str) -> Array:
         """uint8 (n_bytes,) for `what`. Raises DeviceError with the remedy when it is not there."""
-        free = self.memory().free
-        if n_bytes > free:
-            limited = f" within --vram-limit-mib {self.limit // MIB}" if self.limit else ""
-            raise DeviceError(
-                f"{what} take {shown(n_bytes)} of the card's memory, {shown(free)} are free{limited}; {remedy}"
-            )
+        self.require(n_bytes, what, remedy)
         try:
             memory = self._source.allocate(max(n_bytes, ALIGNMENT))
         except DeviceError as error:
             raise DeviceError(f"{what}: {error}; {remedy}") from None
         self.held += n_bytes
         return memory
+
+    def require(self, n_bytes: int, what: str, remedy: str, beside: int = 0) -> None:
+        """Raises DeviceError with the remedy when there is no room for `what` and for `beside` other bytes."""
+        free = max(0, self.memory().free - beside)
+        if n_bytes > free:
+            limited = f" within --vram-limit-mib {self.limit // MIB}" if self.limit else ""
+            raise DeviceError(
+                f"{what} take {shown(n_bytes)} of the card's memory, {shown(free)} are free{limited}; {remedy}"
+            )
 
     def give(self, n_bytes: int) -> None:
         """Count a piece that was taken as given back; its memory goes with the last view of it."""

@@ -56,6 +56,8 @@ FIXED: Final = 16 * MIB
 """VRAM of what is taken behind a loan's plan: tables of addresses, buffers of windows."""
 TABLE_ROOM: Final = 3 << 30
 """VRAM that must remain for the workspace when `auto` puts the n-gram table into VRAM."""
+SMALLER_FILE: Final = "what every token reads lies there: use a smaller file, or --ple-io ram"
+SMALLER_STATE: Final = "use a smaller --max-context, or --kv fp16, int8 or q4_0"
 NO_DRAFTS: Final = CardDrafts()
 MANY_CUTS: Final = 1024
 """Rows of a chunk from which the lengths below it are looked at closely."""
@@ -127,6 +129,7 @@ class Resident:
             planned = plan(max(meter.state, room) - drafts.page_bytes(WINDOW_ROWS, kv))
             n_slots, n_checkpoints, meter.state = 1 + planned.n_slots, planned.n_checkpoints, 0
             measure(n_slots, n_checkpoints)
+        self._require_room(meter)
         left = self.device.memory().free - self._weights(meter) - meter.state - tape
         tier_plan = None if tiers is None else tiers.plan(left)
         if tier_plan is None:
@@ -258,10 +261,16 @@ class Resident:
     def _weights(self, meter: Meter) -> int:
         return meter.weights + (0 if self.device.table_in_ram else meter.table_bytes)
 
+    def _require_room(self, meter: Meter) -> None:
+        """DeviceError when weights and state do not fit, whatever is planned for the rest."""
+        weights = self._weights(meter)
+        self.device.account.require(weights, "the weights", SMALLER_FILE)
+        self.device.account.require(meter.state, "the state", SMALLER_STATE, beside=weights)
+
     def _open_arenas(self, meter: Meter) -> None:
         weights = self._weights(meter)
-        self.device.open("weights", weights, "what every token reads lies there: use a smaller file, or --ple-io ram")
-        self.device.open("state", meter.state, "use a smaller --max-context, or --kv fp16, int8 or q4_0")
+        self.device.open("weights", weights, SMALLER_FILE)
+        self.device.open("state", meter.state, SMALLER_STATE)
 
     def layouts(self, rows: int) -> tuple[Layout, ...]:
         """Layouts of a decode window of so many sequences without penalties: near the beginning, and anywhere."""

@@ -366,12 +366,12 @@ def test_what_windows_pick_is_counted_and_kept_for_the_next_start(any_card, pack
         (
             1 * MIB,
             {},
-            r"no prompt can be read: 0.00 MiB are left beside weights and state, .*; use a smaller --max-context",
+            r"the weights take 2.84 MiB .* are free; what every token reads lies there: use a smaller file",
         ),
         (
             0,
             {"vram_limit_mib": 4, "max_context": 4096},
-            r"no prompt can be read: 0.00 MiB are left beside weights and state, .*; use a smaller --max-context",
+            r"the state take .* within --vram-limit-mib 4; use a smaller",
         ),
         (
             RESERVE,
