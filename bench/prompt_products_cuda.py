@@ -381,15 +381,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, by comma")
     parser.add_argument("--experts", nargs=2, default=EXPERT_TYPES, help="types of gate and up, and of down")
     parser.add_argument("--cuts", action="store_true", help="also time other cuts")
-    parser.add_argument("--convert", type=int, choices=(0, 1), help="CONVERT of prompt_plans, instead of its own")
     args = parser.parse_args(argv)
     only, cuts = set(args.only.split(",")), TRIED if args.cuts else ()
     types = (args.experts[0], args.experts[1])
     if unknown := only - set(SECTIONS):
         parser.error(f"--only knows {', '.join(SECTIONS)}, not {', '.join(sorted(unknown))}")
     console = Console(width=140)
-    if args.convert is not None:
-        prompt_plans.CONVERT = args.convert  # type: ignore[misc]
     compile_all(kernels_of(cuts, only, types))
     bench = Bench(console)
     with bench.stream:
@@ -398,7 +395,7 @@ def main(argv: list[str] | None = None) -> int:
             run(products, only, cuts, types)
         finally:
             card = bench.cp.cuda.runtime.getDeviceProperties(0)["name"].decode()
-            flags = {"card": card, "cuts": args.cuts, "convert": prompt_plans.CONVERT}
+            flags = {"card": card, "cuts": args.cuts}
             report = Report(tool="prompt_products_cuda", records=bench.records, flags=flags)
             if args.out:
                 report.write(args.out)

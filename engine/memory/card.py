@@ -166,7 +166,7 @@ def _borrowing(room: CardRoom) -> CardPlan | None:
 
 def _owning(room: CardRoom) -> CardPlan:
     """Buffers of their own, before the cache is sized."""
-    tried = room.borrow and room.known
+    tried = room.borrow and room.known and room.every + room.reserve > room.free
     chunk = min(room.prefill or (OWN_NOTHING_FITS if tried else OWN_AUTO), room.most)
     slack = max(OWN_SLACK, KEPT_FREE - room.reserve)
     whole = not room.cache and room.every + room.price(chunk) + slack + room.reserve <= room.free

@@ -25,8 +25,6 @@ CHUNKS: Final = (2, 1)
 """Chunks of raw bytes that a block may hold, the most first."""
 LIFTS: Final = (1, 0)
 """Whether scales are kept together with what lifts a sum's start back to 0: more room, fewer instructions."""
-CONVERT: Final = 0
-"""Whether sums of matrix steps start at 0 and are converted; otherwise they start at the bits of a float. Same bits."""
 RUNS: Final = (1, 2, 3, 4, 6, 8)
 """Tiles of a block that are tried. Of GATE_UP it has one: the results take the place of the operands."""
 LONG_RUN: Final = 2048
@@ -110,7 +108,6 @@ class PromptPlan:
             "CHUNKS": self.chunks,
             "PARTS": PARTS[kind.group],
             "LIFTS": self.lifts,
-            "CONVERT": CONVERT,
             "COPIES": self.copies,
             "SHARED": self.shared,
         }

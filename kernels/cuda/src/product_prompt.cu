@@ -12,7 +12,7 @@
 // the last step of a tile is multiplied, the first of the next one is fetched and unpacked.
 //
 // Constants: TYPE a format, BM (64, 128), MT (2, 4), NT, BLOCKS of a multiprocessor, CHUNKS of raw bytes held (1, 2), PARTS
-// (1, 2, 4) of what a step copies, LIFTS (0, 1), CONVERT (0, 1) of sums to float, COPIES of the table, SHARED bytes that prompt_plans.py asks for, and MODE:
+// (1, 2, 4) of what a step copies, LIFTS (0, 1), COPIES of the table, SHARED bytes that prompt_plans.py asks for, and MODE:
 //   DENSE    several matrices of one type with the same input; out (n, rows) each
 //   GATE_UP  experts by tile list: BM / 2 rows of gate and of up; out (pairs, rows) = silu(gate x) * (up x);
 //            with NEXT_ORDER and NEXT_SUMS quantised, for a format with this order and groups of sums (0: none)
@@ -79,7 +79,6 @@ enum {
     AT_PLACES = AT_SOURCE + BN * 4,
     AT_TABLE = AT_PLACES + BN * 4,
     SHARED_BYTES = AT_TABLE + TABLE,
-    START = CONVERT ? 0 : MAGIC_BITS,
     SPREAD = CHUNKS == 2,            // what a step fetches is dealt to the spans that it multiplies
     LINE_H = BM / 2 + 4              // floats of a column of silu(gate x) * (up x) that is to be quantised
 };
@@ -344,25 +343,20 @@ struct Span {
             for (int k = 0; k < PER_SPAN; k++) c.sum[k] = *(const float2*)(sums + k * LINE_D + 8 * j);
     }
 
-    // A sum times its scale. A sum that starts at 0 costs a conversion and saves four reads of registers.
-    DEVICE static float term(int sum, float scale, float lift) {
-        return CONVERT ? (float)sum * scale : scaled(sum, scale, lift);
-    }
-
     DEVICE void multiply(int (&c)[MT][4], const Column& column, int k) const {
 #pragma unroll
         for (int i = 0; i < MT; i++) {
-            if (F::GROUP == 32) multiply32<16, START>(c[i], w[i], column.q.x, column.q.y);
-            else multiply16<16, START>(c[i], w[i][2 * k], w[i][2 * k + 1], k ? column.q.y : column.q.x);
+            if (F::GROUP == 32) multiply32<16, MAGIC_BITS>(c[i], w[i], column.q.x, column.q.y);
+            else multiply16<16, MAGIC_BITS>(c[i], w[i][2 * k], w[i][2 * k + 1], k ? column.q.y : column.q.x);
         }
     }
 
     DEVICE void add(float (&out)[4], const int (&c)[4], const Column& column, int k, int i) const {
         const float2 s = scale[k][i], l = lift[k][i], d = column.d;
-        out[0] = fmaf(term(c[0], s.x, l.x), d.x, out[0]);
-        out[1] = fmaf(term(c[1], s.x, l.x), d.y, out[1]);
-        out[2] = fmaf(term(c[2], s.y, l.y), d.x, out[2]);
-        out[3] = fmaf(term(c[3], s.y, l.y), d.y, out[3]);
+        out[0] = fmaf(scaled(c[0], s.x, l.x), d.x, out[0]);
+        out[1] = fmaf(scaled(c[1], s.x, l.x), d.y, out[1]);
+        out[2] = fmaf(scaled(c[2], s.y, l.y), d.x, out[2]);
+        out[3] = fmaf(scaled(c[3], s.y, l.y), d.y, out[3]);
         if (F::OFFSET) {
             const float2 o = offset[k][i], sum = column.sum[k];
             out[0] = fmaf(sum.x * o.x, d.x, out[0]);

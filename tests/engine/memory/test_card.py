@@ -178,6 +178,12 @@ def test_no_plan_exceeds_the_card_while_tokens_are_generated_nor_while_a_prompt_
     assert plan.layout.lent <= len(plan.slots) <= len(room.experts)
 
 
+def test_a_card_that_just_holds_everything_reads_in_no_shorter_chunks_than_one_a_byte_smaller():
+    room = replace(SMALL, experts=(MIB + 1,), per_layer=1, reserve=516 * MIB, price=lambda c: c << 10, most=3000)
+    room = replace(room, known=False, given=False, own=False, cache=0, prefill=0, head=0, pct=1)
+    assert [plan_card(replace(room, free=n * MIB)).layout.chunk for n in (517, 518)] == [1536, 2048]
+
+
 @settings(max_examples=300, deadline=None)
 @given(rooms, st.integers(1, 1500))
 def test_a_larger_card_never_reads_in_shorter_chunks(room, more):

@@ -35,16 +35,15 @@ def test_no_way_to_cut_a_prompt_changes_a_bit(host, random_weight, only_cut, nam
     host.check_linear([random_weight(name, rows, cols)], only_cut.columns + 9)
 
 
-@pytest.mark.parametrize("chunks, lifts, parts, convert", [(1, 0, 2, 0), (2, 0, 1, 1), (2, 1, 4, 0)])
+@pytest.mark.parametrize("chunks, lifts, parts", [(1, 0, 2), (2, 0, 1), (2, 1, 4)])
 @pytest.mark.parametrize("name, cols", [("Q8_0", 32), ("Q8_0", 160), ("Q6_K", 256), ("IQ4_NL", 640)])
 def test_a_run_of_tiles_has_the_bits_of_single_tiles(
-    host, random_weight, monkeypatch, chunks, lifts, parts, convert, name, cols
+    host, random_weight, monkeypatch, chunks, lifts, parts, name, cols
 ):
     """An odd and an even number of steps and of chunks in a tile; a last run that is shorter, a last tile too."""
     monkeypatch.setattr(prompt_plans, "CHUNKS", (chunks,))
     monkeypatch.setattr(prompt_plans, "LIFTS", (lifts,))
     monkeypatch.setattr(prompt_plans, "PARTS", {16: parts, 32: parts})
-    monkeypatch.setattr(prompt_plans, "CONVERT", convert)
     monkeypatch.setattr(prompt_plans, "RUNS", (3,))
     monkeypatch.setattr(prompt_plans, "CUTS", (Cut(64, 2, 4, 1),))
     prompt_plan.cache_clear()
