@@ -29,6 +29,8 @@ from strata.bench import (
 from strata.bench.engine_process import EngineFailed
 from strata.bench.http_client import ServerRefused
 from strata.bench.slot_model import ProtocolBroken
+from strata.engine.pack import PackError
+from strata.server.chat.errors import VocabularyError
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "engine": (engine, "prompt and decode rates of an engine over stdin"),
@@ -67,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     run: Callable[[argparse.Namespace, Console], int] = args.run
     try:
         return run(args, Console())
-    except (EngineFailed, ProtocolBroken, ServerRefused, OSError) as e:
+    except (EngineFailed, PackError, ProtocolBroken, ServerRefused, VocabularyError, OSError) as e:
         print(f"strata-bench: {e}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -35,7 +35,7 @@ from strata.bench.engine_process import EngineFailed, engine_command
 from strata.bench.report import Record, finish
 from strata.engine.device.host import HostDevice
 from strata.engine.model import Model, Rows
-from strata.engine.pack import PackError, open_pack
+from strata.engine.pack import open_pack
 from strata.engine.state.slots import StatePool
 from strata.kernels.kv import KV
 from strata.kernels.ops import F32
@@ -82,10 +82,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.conversations < 1 or args.n < 1 or any(budget < 1 for budget in args.budget):
         console.print("wants --conversations, --n and every --budget 1 or more")
         return 2
-    try:
-        own = open_pack(args.pack).spec.index_budget
-    except PackError as error:
-        raise EngineFailed(str(error)) from None
+    own = open_pack(args.pack).spec.index_budget
     findings = Findings()
     todo = list(conversations(args.conversations, args.longest, args.seed))
     for budget in dict.fromkeys([own, *args.budget]):

@@ -48,6 +48,17 @@ def test_a_pack_that_is_none_ends_the_bench_with_the_engines_reason(tmp_path: Pa
     assert "bad.gguf" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["tiers", "quality", "score", "read-join http"])
+def test_a_file_that_is_no_pack_ends_a_tool_with_one_line(tmp_path: Path, capsys, command):
+    path = tmp_path / "bad.gguf"
+    for content in (None, b"GGUFxx"):
+        if content:
+            path.write_bytes(content)
+        assert main([*command.split(), "--pack", str(path)]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith("strata-bench: ") and said.count("\n") == 1 and "bad.gguf" in said
+
+
 def test_a_refused_request_does_not_wait_for_done(packs):
     argv = [*engine_command(None), *pack_argument(packs["odd-q8_0"]), "--max-context", "64"]
     with EngineProcess(argv) as engine:
