@@ -19,13 +19,16 @@ MOST_PAIRS: Final = 256
 ASKED, ANSWERED, FAILED, LAYER, PAIRS, USED = 0, 32, 64, 96, 97, 98
 """Words of a desk: numbers of requests, 1 + the layer whose answer did not come in time, and what the request is."""
 DESK_WORDS: Final = 128
+IN_FILE: Final = 1 << 63
+"""In place of an address, with an expert's number: it lies in the file, where only the processor reads it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Desk:
     """Page-locked RAM that card and processor see, as the host's arrays.
 
-    words int32 (DESK_WORDS,) · at uint64 (MOST_PAIRS,): addresses of experts that are asked for, 0 = none · x float32
+    words int32 (DESK_WORDS,) · at uint64 (MOST_PAIRS,): addresses of experts that are asked for, or IN_FILE and
+    a number, 0 = none · x float32
     (rows, width) · places int32 (MOST_PAIRS,) of the answers in out float32 (MOST_PAIRS, width)
     """
 

@@ -4,6 +4,9 @@ A thread looks at the desk without Python, so a request is seen within a microse
 again when threads of the team must be woken, or for good. While requests keep coming the thread spins and keeps the
 team awake; some milliseconds behind the last one it looks every 50 us, a second behind it every 500.
 
+An expert lies where its address says, or in the mapped file (`IN_FILE`), of which the pieces that a request needs are
+all asked for before the first product: the system reads them side by side, not one fault after the other.
+
 Exact    the products, their order and silu are those of `moe`; outputs are not weighted, the card joins them
 Errors   none; the wrapper checks
 Cost     a request some 5 us beside the products of its experts, each of which is read once for all its rows
@@ -22,6 +25,7 @@ from numba import njit
 
 from strata.kernels.check import require
 from strata.kernels.cpu.jobs import (
+    ARGUMENTS,
     FUNCTION,
     GRAIN,
     HEADER,
@@ -33,13 +37,13 @@ from strata.kernels.cpu.jobs import (
     worker,
 )
 from strata.kernels.cpu.math import JIT
-from strata.kernels.cpu.memory import int32_at, nanoseconds, put_word, seen, show, word
+from strata.kernels.cpu.memory import ask_ahead, int32_at, nanoseconds, put_word, seen, show, word
 from strata.kernels.cpu.moe import A_GATE, A_RECORDS, A_UP, A_WIDTH, gate_entry
 from strata.kernels.cpu.product import A_INDEX, A_N, A_OUT, A_WEIGHT, A_X, RECORD, Inputs, product_job
 from strata.kernels.cpu.quantize import Q_BLOCKS, Q_OUT, Q_X, quantize_entry
 from strata.kernels.cpu.tasks import kernel
 from strata.kernels.cpu.team import awake, pause, sleep_us, spread, threads, wake
-from strata.kernels.desk import ANSWERED, ASKED, LAYER, MOST_PAIRS, PAIRS, USED, Desk
+from strata.kernels.desk import ANSWERED, ASKED, IN_FILE, LAYER, MOST_PAIRS, PAIRS, USED, Desk
 from strata.kernels.formats import Weight
 from strata.kernels.ops import ACT_BLOCK
 
@@ -59,12 +63,19 @@ LINE: Final = 64
 # Words of a server's state: addresses, and behind them numbers.
 (S_DESK, S_AT, S_PLACES, S_X, S_OUT, S_LAYERS, S_TABLE, S_ROWS, S_RECORDS, S_GATE, S_UP, S_INNER, S_SLOTS) = range(13)
 (S_EXPERTS, S_COUNTS, S_SCRATCH, S_WORKER, S_QUANTIZE, S_SILU, S_THREADS, S_STOP, S_LAST, S_BUSY_NS) = range(13, 23)
-STATE_WORDS: Final = 24
+S_FILED, S_FILE_BYTES, S_AHEAD = range(23, 26)
+STATE_WORDS: Final = 26
+FILE_EXPERT: Final = IN_FILE - 1
+"""Bits of the number beside IN_FILE."""
 
-# Words of a layer: templates of the jobs of gate, up and down; where up and down begin behind gate; widths.
+# Words of a layer: templates of the jobs of gate, up and down; where they begin behind an address; widths; where they
+# lie in the file, and an expert's bytes there. Words of a job that asks for these.
 L_GATE, L_UP, L_DOWN = 0, JOB_WORDS, 2 * JOB_WORDS
-L_UP_AT, L_DOWN_AT, L_INNER, L_HIDDEN = range(3 * JOB_WORDS, 3 * JOB_WORDS + 4)
+L_AT, L_INNER, L_HIDDEN = (3 * JOB_WORDS + n for n in (0, 3, 4))
+L_FILE, L_BYTES = 3 * JOB_WORDS + 5, 3 * JOB_WORDS + 8
 LAYER_WORDS: Final = 4 * JOB_WORDS
+GATE, UP, DOWN = range(3)
+A_FILE, A_BYTES = ARGUMENTS, ARGUMENTS + 3
 
 
 @njit("void(int64, int64)", **JIT)
@@ -93,6 +104,43 @@ def _product(state, i, template, weight, count):
     put_word(to, A_WEIGHT, weight)
     put_word(to, A_N, count)
     return to
+
+
+@njit("int64(int64, int64, int64)", **JIT)
+def _matrix(layer, at, part):
+    """Where gate, up or down of an expert lies that was asked for by this."""
+    if at > 0:
+        return at + word(layer, L_AT + part)
+    return word(layer, L_FILE + part) + (at & FILE_EXPERT) * word(layer, L_BYTES + part)
+
+
+def _ahead_entry(variant, job, begin, end, scratch):
+    """Ask for an expert's matrices in the file."""
+    for part in range(begin, end):
+        ask_ahead(word(job, A_FILE + part), word(job, A_BYTES + part))
+
+
+@njit("void(int64, int64, int64)", **JIT)
+def _ask_ahead(state, layer, found):
+    """Ask for all that the request needs of the file, and count it."""
+    filed = 0
+    for e in range(found):
+        at = word(word(state, S_EXPERTS), e)
+        if at > 0:
+            continue
+        to = _place(state, filed)
+        put_word(to, FUNCTION, word(state, S_AHEAD))
+        put_word(to, ITEMS, 3)
+        put_word(to, GRAIN, 3)
+        for part in range(3):
+            put_word(to, A_FILE + part, _matrix(layer, at, part))
+            put_word(to, A_BYTES + part, word(layer, L_BYTES + part))
+        filed += 1
+    if filed:
+        _run(state, filed)
+    each = word(layer, L_BYTES) + word(layer, L_BYTES + 1) + word(layer, L_BYTES + 2)
+    put_word(state, S_FILED, word(state, S_FILED) + filed)
+    put_word(state, S_FILE_BYTES, word(state, S_FILE_BYTES) + filed * each)
 
 
 @njit("int64(int64, int64, int64)", **JIT)
@@ -143,10 +191,10 @@ def _hidden(state, layer, found):
     """silu(gate x) * (up x) of all pairs, as records. How many pairs there are."""
     inner, before = word(layer, L_INNER), 0
     for e in range(found):
-        count, weight = word(word(state, S_COUNTS), e), word(word(state, S_EXPERTS), e)
+        count, at = word(word(state, S_COUNTS), e), word(word(state, S_EXPERTS), e)
         for half in range(2):
             template = layer + 8 * (L_UP if half else L_GATE)
-            to = _product(state, 2 * e + half, template, weight + (word(layer, L_UP_AT) if half else 0), count)
+            to = _product(state, 2 * e + half, template, _matrix(layer, at, UP if half else GATE), count)
             put_word(to, A_X, word(state, S_RECORDS))
             put_word(to, A_INDEX, word(state, S_ROWS) + 4 * before)
             put_word(to, A_OUT, word(state, S_UP if half else S_GATE) + 4 * inner * before)
@@ -172,12 +220,13 @@ def _answer(state):
     pairs, used = int32_at(desk, PAIRS), int32_at(desk, USED)
     inner, hidden = word(layer, L_INNER), word(layer, L_HIDDEN)
     found = _sort(state, pairs, used)
+    _ask_ahead(state, layer, found)
     _quantize(state, pairs // used, hidden)
     _hidden(state, layer, found)
     before = 0
     for e in range(found):
-        count, weight = word(word(state, S_COUNTS), e), word(word(state, S_EXPERTS), e)
-        to = _product(state, e, layer + 8 * L_DOWN, weight + word(layer, L_DOWN_AT), count)
+        count, at = word(word(state, S_COUNTS), e), word(word(state, S_EXPERTS), e)
+        to = _product(state, e, layer + 8 * L_DOWN, _matrix(layer, at, DOWN), count)
         put_word(to, A_X, word(state, S_INNER) + RECORD * (inner // ACT_BLOCK) * before)
         put_word(to, A_OUT, word(state, S_OUT) + 4 * hidden * before)
         before += count
@@ -228,6 +277,7 @@ class Server:
         self._desk = desk
         self._threads = min(n or threads(), threads())
         self._layers = np.zeros((layers, LAYER_WORDS), np.int64)
+        self._stacks: list[tuple[Weight, ...]] = []
         memory = {
             S_TABLE: HEADER * 8 + 8 * JOB_WORDS * 2 * MOST_PAIRS,
             S_ROWS: 4 * MOST_PAIRS,
@@ -257,22 +307,31 @@ class Server:
             self._state[name] = address(array)
         self._state[S_WORKER], self._state[S_THREADS] = worker(), self._threads
         self._state[S_QUANTIZE], self._state[S_SILU] = function(quantize_entry), function(gate_entry)
+        self._state[S_AHEAD] = function(_ahead_entry)
 
     @property
     def busy_ms(self) -> float:
         """Time in which it has computed answers so far."""
         return int(self._state[S_BUSY_NS]) / 1e6
 
+    @property
+    def filed(self) -> tuple[int, int]:
+        """Experts that it has read in the file so far, once for all rows of a request, and their bytes."""
+        return int(self._state[S_FILED]), int(self._state[S_FILE_BYTES])
+
     def layer(self, number: int, stacks: Sequence[Weight], begins: Sequence[int]) -> None:
-        """Gate, up and down of a layer: types and shapes, and where an expert's begin behind the address it is asked
-        for by."""
+        """Gate, up and down of a layer, as the host has them, and where an expert's begin behind the address it is
+        asked for by."""
         gate, up, down = stacks
         require(not any(w.type.is_float for w in stacks), "experts of float weights are computed on the card only")
         row = self._layers[number]
         for at, stack in ((L_GATE, gate), (L_UP, up), (L_DOWN, down)):
             one = Weight(stack.type, stack.shape[1:], stack.data[0])
             row[at : at + JOB_WORDS] = product_job(one, Inputs(0, 0), 0, 1, 0)
-        row[[L_UP_AT, L_DOWN_AT, L_INNER, L_HIDDEN]] = begins[1], begins[2], gate.rows, gate.cols
+        row[L_AT : L_AT + 3], row[L_INNER], row[L_HIDDEN] = begins, gate.rows, gate.cols
+        row[L_FILE : L_FILE + 3] = [address(stack.data) for stack in stacks]
+        row[L_BYTES : L_BYTES + 3] = [stack.data[0].nbytes for stack in stacks]
+        self._stacks.append(tuple(stacks))
 
     def stop(self) -> None:
         """Answer no more."""
@@ -280,7 +339,7 @@ class Server:
 
     def start(self) -> None:
         """Answer from now on."""
-        kept = self._state, self._threads, (self._desk, self._layers, self._memory)
+        kept = self._state, self._threads, (self._desk, self._layers, self._memory, self._stacks)
         weakref.finalize(self, _stop, self._state)
         threading.Thread(target=_run_server, args=kept, name="experts", daemon=True).start()
 

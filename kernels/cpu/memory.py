@@ -6,12 +6,15 @@ int32_at, byte_at          an int32 at address + 4 * index, a uint8 at address +
 clear_floats, copy_floats  runs of float32
 prefetch                   ask for the cache line of an address; never a fault
 nanoseconds                since some time, monotonic; 0 where the system has no POSIX clock
+ask_ahead                  have the system read bytes of a mapped file in the background, where it has the call
 seen, show                 an int32 that another thread, or a card, writes or reads: acquire, release
 """
 
 from __future__ import annotations
 
+import mmap
 import time
+from typing import Final
 
 import llvmlite.binding
 from llvmlite import ir
@@ -22,6 +25,9 @@ from numba.extending import intrinsic
 from strata.kernels.cpu.math import JIT
 
 _MONOTONIC = getattr(time, "CLOCK_MONOTONIC", 1)
+AHEAD: Final = 128 << 10
+"""Bytes that one call asks for: systems read no more ahead at once than this, or somewhat more."""
+_WILL_NEED, _PAGE = getattr(mmap, "MADV_WILLNEED", 3), mmap.PAGESIZE
 _I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 
@@ -117,6 +123,26 @@ def show(typing_context, address, value):
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int32), codegen
+
+
+@intrinsic
+def _advise(typing_context, address, n, advice):
+    def codegen(context, builder, signature, arguments):
+        if llvmlite.binding.address_of_symbol("madvise"):
+            known = builder.module.globals.get("madvise")
+            kind = ir.FunctionType(_I32, [_I64, _I64, _I32])
+            builder.call(known or ir.Function(builder.module, kind, "madvise"), arguments)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int32), codegen
+
+
+@njit("void(int64, int64)", **JIT)
+def ask_ahead(address, n):
+    begin, end = address // _PAGE * _PAGE, address + n
+    while begin < end:
+        _advise(begin, min(AHEAD, end - begin), _WILL_NEED)
+        begin += AHEAD
 
 
 @intrinsic

@@ -19,7 +19,8 @@ DEVICE void ring(int* desk, u32 number) {
 
 // x (n, width), ids (n, used), addresses (experts,): those outside of [begin, end) and not 0 are missing. Of a layer's
 // distinct missing experts the first m * share / 256 stay with the card, those that most rows pick before others; of the
-// rest kept[pair] is -1, at[pair] the address, and the rows go to the desk. A block a row; 256 threads.
+// rest, and of all whose address has its highest bit, which the card cannot read and which are no part of m, kept[pair]
+// is -1, at[pair] the address, and the rows go to the desk. A block a row; 256 threads.
 KERNEL __launch_bounds__(MOST) void ask_host(const float* x, const int* ids, const u64* addresses, u64 begin, u64 end,
                                              int used, int width, int layer, u32* own, int* kept, int* desk, u64* at,
                                              float* desk_x) {
@@ -41,11 +42,11 @@ KERNEL __launch_bounds__(MOST) void ask_host(const float* x, const int* ids, con
     __syncthreads();
     int missing = 0, before = 0;
     for (int q = 0; q < pairs; q++) {
-        if (firsts[q] != q) continue;
+        if (firsts[q] != q || (long long)where[q] < 0) continue;
         missing++;
         before += counts[q] > count || (counts[q] == count && q < first);
     }
-    const bool asked = where[p] && before >= missing * (int)own[SHARE] / 256;
+    const bool asked = (long long)where[p] < 0 || (where[p] && before >= missing * (int)own[SHARE] / 256);
     if (asked) wanted = 1;
     if (blockIdx.x == 0 && p < pairs) {
         kept[p] = asked ? -1 : id;

@@ -13,16 +13,17 @@ import pytest
 from strata.kernels.cpu.handover import Server
 from strata.kernels.cuda.handover import OWN_WORDS, SHARE, Helper
 from strata.kernels.cuda.mixture import Bank, Shared, mixture
-from strata.kernels.desk import ANSWERED, ASKED, Desk
+from strata.kernels.desk import ANSWERED, ASKED, IN_FILE, Desk
 from strata.kernels.formats import Weight
 
 ROWS, LIMIT_S = 8, 60.0
 
 
 class Blobs:
-    """Experts one behind the other, gate, up and down of one together; those below `held` are the cache's."""
+    """Experts one behind the other, gate, up and down of one together; those below `held` are the cache's, those from
+    `filed` on in the file. `whole`: banks that have all of them."""
 
-    def __init__(self, place, stacks: tuple[Weight, ...], held: int) -> None:
+    def __init__(self, place, stacks: tuple[Weight, ...], held: int, filed: int | None = None) -> None:
         self.stacks, experts = stacks, stacks[0].experts
         sizes = [-(-w.data[0].nbytes // 256) * 256 for w in stacks]
         self.begins = (0, sizes[0], sizes[0] + sizes[1])
@@ -34,18 +35,24 @@ class Blobs:
         base = self.memory.ctypes.data
         at = base + sum(sizes) * np.arange(experts)
         self.begin, self.end = base, base + held * sum(sizes)
-        self.banks = [
-            Bank(w.type, w.rows, w.cols, place.upload((at + begin).astype(np.uint64)))
-            for w, begin in zip(stacks, self.begins, strict=True)
-        ]
+        tables = [(at + begin).astype(np.uint64) for begin in self.begins]
+        self.whole = self._banks(place, tables)
+        for table in tables if filed is not None else ():
+            table[filed:] = IN_FILE + np.arange(filed, experts, dtype=np.uint64)
+        self.banks = self._banks(place, tables)
+
+    def _banks(self, place, tables) -> list[Bank]:
+        return [Bank(w.type, w.rows, w.cols, place.upload(table)) for w, table in zip(self.stacks, tables, strict=True)]
 
 
 class Helped:
     """Mixtures of one layer with and without the processor."""
 
-    def __init__(self, place, stacks, held: int, share: int, served: bool = True, limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self, place, stacks, held: int, share: int, served: bool = True, limit_s: float = LIMIT_S, filed=None
+    ) -> None:
         width, inner = stacks[0].cols, stacks[0].rows
-        self.place, self.blobs = place, Blobs(place, stacks, held)
+        self.place, self.blobs = place, Blobs(place, stacks, held, filed)
         self.desk = Desk.within(place.upload(np.zeros(Desk.n_bytes(ROWS, width), np.uint8)), ROWS, width)
         own = np.zeros(OWN_WORDS, np.uint32)
         own[SHARE] = share
@@ -56,7 +63,7 @@ class Helped:
             self.server.start()
 
     def mixture(self, x, ids, weights, helped: bool, shared=None, logits=None) -> np.ndarray:
-        gate, up, down = self.blobs.banks
+        gate, up, down = self.blobs.banks if helped else self.blobs.whole
         gate = replace(gate, helper=self.helper) if helped else gate
         arrays = [self.place.upload(a) for a in (x, ids, weights)]
         own = None if shared is None else (Shared(*map(self.place.weight, shared)), self.place.upload(logits))
@@ -96,6 +103,27 @@ def test_experts_have_the_same_bits_from_the_processor(host, random_weight, type
         asked = len({int(a) for a in helped.desk.at[: ids.size]} - {0})
         assert asked == missing - missing * share // 256
     assert helped.desk.failed is None and (requests > 0) == (share < 256)
+
+
+@pytest.mark.parametrize("types", TYPES, ids=str)
+@pytest.mark.parametrize("share", [0, 128, 256])
+def test_experts_that_lie_in_the_file_only_have_the_same_bits_and_are_never_the_cards(
+    host, random_weight, types, share
+):
+    stacks = stacks_of(random_weight, types, 64, 256, 12)
+    helped, filed = Helped(host, stacks, held=2, share=share, filed=6), 0
+    for seed, n in enumerate((1, 5, ROWS, 1)):
+        x, ids, weights = drawn(n, 5, 12, 256, seed=seed)
+        got = helped.mixture(x, ids, weights, True)
+        np.testing.assert_array_equal(got, helped.mixture(x, ids, weights, False))
+        picked = set(ids.ravel().tolist())
+        filed += len([e for e in picked if e >= 6])
+        in_ram = len([e for e in picked if 2 <= e < 6])
+        asked = {int(a) for a in helped.desk.at[: ids.size]} - {0}
+        assert {a - IN_FILE for a in asked if a >= IN_FILE} == {e for e in picked if e >= 6}
+        assert len([a for a in asked if a < IN_FILE]) == in_ram - in_ram * share // 256
+    each = sum(w.data[0].nbytes for w in stacks)
+    assert helped.server.filed == (filed, filed * each) and filed
 
 
 def test_the_card_keeps_what_most_rows_pick(host, random_weight):
