@@ -23,6 +23,7 @@ from strata.bench import (
     read_join,
     score,
     serve,
+    server_rate,
     synthetic,
     tiers,
 )
@@ -35,6 +36,7 @@ from strata.server.chat.errors import VocabularyError
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "engine": (engine, "prompt and decode rates of an engine over stdin"),
     "serve": (serve, "load on a running server: time to first token, latency, throughput"),
+    "server-rate": (server_rate, "what the server costs per token, in front of an engine that is a clock"),
     "peers": (peers, "this engine and llama.cpp's llama-bench on the same file, in turns"),
     "batch-test": (batch_test, "the same prompts alone and in the slots: equal tokens, and the rate of all slots"),
     "interleave-test": (interleave_test, "long prompts beside decoding slots, giving way, next turns: equal tokens"),

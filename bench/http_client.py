@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 Messages = Sequence[dict[str, str]]
-EXACT = {"temperature": 0, "chat_template_kwargs": {"enable_thinking": False}}
+EXACT: dict[str, Any] = {"temperature": 0, "chat_template_kwargs": {"enable_thinking": False}}
 """Fields of requests whose text is a function of their messages, all of it visible."""
 SHOWN_CHARACTERS = 200
 

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.pack is not None:
         args.extra = ["--max-context", str(context_of(args)), *args.extra]
     findings = Findings()
-    alone: dict[int, list[float]] = {}
+    alone: dict[int, list[read_join_http.Said]] = {}
     if "http" in args.scenarios:
         if args.pack is None:
             console.print("http: wants --pack, so that the engine can be measured by itself")
@@ -106,16 +106,18 @@ async def _run(
     running: Running,
     findings: Findings,
     console: Console,
-    alone: dict[int, list[float]],
+    alone: dict[int, list[read_join_http.Said]],
 ) -> None:
     where = {"api_key": args.api_key, "model": args.model, "timeout_s": args.timeout}
     async with connected(running.url, **where) as client:
         load = ReadJoin(client, running, findings, args, alone)
         await load.learn()
-        for name in args.scenarios:
+        # `http` first: what others leave in the slots would have to be put away before its answers.
+        for name in sorted(args.scenarios, key=lambda name: name != "http"):
             step: Callable[[], Awaitable[None]] = getattr(load, name)
-            for i in range(1 if name == "soak" else args.repeat):
-                console.print(f"{name} .." if args.repeat == 1 else f"{name}, run {i + 1} ..")
+            n_runs = 1 if name in ("http", "soak") else args.repeat
+            for i in range(n_runs):
+                console.print(f"{name} .." if n_runs == 1 else f"{name}, run {i + 1} ..")
                 try:
                     await step()
                 except (ServerRefused, aiohttp.ClientError, TimeoutError) as error:
@@ -132,14 +134,13 @@ class ReadJoin:
         running: Running,
         findings: Findings,
         args: argparse.Namespace,
-        alone: dict[int, list[float]],
+        alone: dict[int, list[read_join_http.Said]],
     ) -> None:
         self.client = client
         self.running = running
         self.findings = findings
         self.args = args
         self.alone = alone
-        self.http_runs = 0
         self.tokens_per_word = 1.0
         self._rng = random.Random(args.seed)
         self._values: dict[tuple[str, str, str], list[float]] = {}
@@ -247,11 +248,12 @@ class ReadJoin:
         self.findings.that("question: it does not wait for the long prompt", inside and passed, detail)
 
     async def http(self) -> None:
-        self.http_runs += 1
-        for n, rates in self.alone.items():
-            rate = await read_join_http.through_server(self.client, self.args, self.http_runs, n)
-            self.note(f"http: {n} streams through the server", "tok/s", rate)
-            self.note(f"http: {n} streams against the engine alone", "ratio", rate / max(rates), "P12")
+        served: dict[int, list[read_join_http.Said]] = {n: [] for n in self.alone}
+        for run in range(self.args.repeat + 1):  # as on the engine alone: the first one warms up
+            for n, answers in served.items():
+                answers.append(await read_join_http.through_server(self.client, self.args, run, n))
+        for n, answers in served.items():
+            read_join_http.compare(self.alone[n], answers, n, self.findings)
 
     async def soak(self) -> None:
         await read_join_soak.soak(self.client, self.running, self.args, self.findings, self.prompt)

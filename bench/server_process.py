@@ -83,7 +83,8 @@ def resident_mib(pid: int) -> float:
 
 
 def engine_argv(args: argparse.Namespace) -> list[str]:
-    """The engine of a server that is started for --pack, without --serve and slots. Answers run to their length."""
+    """The engine of a server that is started for --pack, without --serve and slots. Answers run to their length: there
+    are no end tokens, and the server lets them repeat themselves."""
     pack = ("--pack", str(args.pack.absolute()), "--device", args.device, "--eos-ids", "none")
     return [*engine_command(None), *pack, *args.extra]
 
@@ -99,14 +100,21 @@ def server_of(args: argparse.Namespace) -> Iterator[Running]:
         if config is None:
             exe, *options = engine_argv(args)
             config = Path(folder) / f"strata-{args.model}.json"
-            keys = {"exe": exe, "args": options, "parallel": args.slots, "model_name": args.model}
+            keys = {
+                "exe": exe,
+                "args": options,
+                "parallel": args.slots,
+                "model_name": args.model,
+                "repeat_stop_tokens": 0,
+            }
             config.write_text(json.dumps(keys))
-        with _started(config, args.api_key, Path(folder) / "server.log") as running:
+        with started(config, args.api_key, Path(folder) / "server.log") as running:
             yield running
 
 
 @contextmanager
-def _started(config: Path, api_key: str | None, log: Path) -> Iterator[Running]:
+def started(config: Path, api_key: str | None, log: Path) -> Iterator[Running]:
+    """A server with this config, which has loaded its engine. Raises EngineFailed."""
     port = _free_port()
     argv = [sys.executable, "-m", "strata.server", "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
     argv += ["--api-key", api_key] if api_key else []

@@ -229,13 +229,18 @@ def load_chat(settings: Settings) -> Chat:
 
 
 def with_turn_token(settings: Settings, vocabulary: Vocabulary) -> Settings:
-    """The engine keeps checkpoints where a turn begins. It knows no words, so it is told the token, unless the config
-    does."""
-    token = vocabulary.special.get(TURN_WORD)
+    """The settings with an engine that is told the turn token, unless the config does."""
     command = settings.launch.command
-    if token is None or any(word.partition("=")[0] == "--turn-token" for word in command):
+    if any(word.partition("=")[0] == "--turn-token" for word in command):
         return settings
-    return replace(settings, launch=replace(settings.launch, command=[*command, "--turn-token", str(token)]))
+    command = [*command, *turn_options(vocabulary)]
+    return replace(settings, launch=replace(settings.launch, command=command))
+
+
+def turn_options(vocabulary: Vocabulary) -> list[str]:
+    """The engine keeps checkpoints where a turn begins. It knows no words, so its options say the token."""
+    token = vocabulary.special.get(TURN_WORD)
+    return [] if token is None else ["--turn-token", str(token)]
 
 
 async def serve(settings: Settings, chat: Chat) -> int:
