@@ -96,6 +96,7 @@ class Scheduler:
     slots: SlotTable = field(default_factory=SlotTable)
     waiting: list[Job] = field(default_factory=list)  # in the order of arrival
     holder: Job | None = None  # of the control lines
+    n_coming: int = 0  # requests whose prompts are being prepared: company that will wait in a moment
     unsettled: bool = False
     _arrivals: int = 0
     _deaths: deque[float] = field(default_factory=deque)
@@ -275,6 +276,11 @@ class Scheduler:
             return self._place(job)
         return self._finish(job, job.end(done.finish)) + self._advance()
 
+    @property
+    def _has_company(self) -> bool:
+        """Whether others wait for the engine, or will when their prompts are ready."""
+        return bool(self.waiting) or self.n_coming > 0
+
     def _wants_more(self, job: Job) -> bool:
         return job.n_left > 0 and not job.is_ending
 
@@ -318,7 +324,9 @@ class Scheduler:
 
     def _may_return(self, job: Job) -> bool:
         return (
-            job.state is State.SLOT
+            self.holder is None
+            and not self._has_company
+            and job.state is State.SLOT
             and not job.is_ending
             and self.rules.returns_to_solo
             and self.facts.keeps_slots
@@ -326,8 +334,6 @@ class Scheduler:
             and job.n_returns < MOST_RETURNS
             and job.n_left >= LEAST_LEFT
             and self.slots.n_busy == 1
-            and not self.waiting
-            and self.holder is None
             and not self.unsettled
         )
 
@@ -388,7 +394,7 @@ class Scheduler:
         leg = job.next_leg()
         job.sent = self.clock() if job.sent is None else job.sent
         self.holder = job
-        if not self.facts.n_slots or (self.slots.n_busy == 0 and not self.waiting and job.n_left > 1):
+        if not self.facts.n_slots or (self.slots.n_busy == 0 and not self._has_company and job.n_left > 1):
             self.slots.free(job)
             job.state = State.SOLO
             job.went("solo")

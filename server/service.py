@@ -12,6 +12,8 @@ import asyncio
 import logging
 import time
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from strata.protocol.lines import Done, Info, Output, Ready, SamplingKeys, Token, merge_info, rate
 
@@ -88,6 +90,16 @@ class Service:
         loading = self.scheduler.engine is Engine.STARTING and not self._on_request
         if loading and not self.settings.wait_for_engine:
             raise Refused(503, LOADING, code="loading")
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """A request's prompt is being made ready; `submit` follows. Who is placed meanwhile counts it as company, and
+        does not begin alone on the solo path only to be moved to a slot after its first token."""
+        self.scheduler.n_coming += 1
+        try:
+            yield
+        finally:
+            self.scheduler.n_coming -= 1
 
     def submit(self, prompt: array[int], max_new: int, keys: SamplingKeys) -> Ticket:
         """Take a place in the queue. Raises Refused."""

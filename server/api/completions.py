@@ -47,7 +47,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, CompletionBody)
     check_single(body.n, body.logprobs)
     context = await state.service.ready_context()
-    planned = await anyio.to_thread.run_sync(_plan, state, body, context, limiter=state.preparing)
+    with state.service.preparing():
+        planned = await anyio.to_thread.run_sync(_plan, state, body, context, limiter=state.preparing)
     has_cvec = state.service.info.text("cvec", "0") != "0"
     keys = sampling_keys(body, state.settings.sampling, pin=None, has_cvec=has_cvec)
     generation = Generation(state.service, planned, keys)

@@ -147,16 +147,17 @@ async def begin(state: State, wanted: ChatRequest, fields: SamplingFields) -> Ge
     """From a request to its place in the queue. Raises Refused."""
     settings, service = state.settings, state.service
     context = await service.ready_context()
-    planned = await anyio.to_thread.run_sync(
-        lambda: plan(
-            state.chat,
-            wanted,
-            context,
-            fit=settings.fit_max_tokens,
-            repeat_stop_tokens=settings.repeat_stop_tokens,
-        ),
-        limiter=state.preparing,
-    )
+    with service.preparing():
+        planned = await anyio.to_thread.run_sync(
+            lambda: plan(
+                state.chat,
+                wanted,
+                context,
+                fit=settings.fit_max_tokens,
+                repeat_stop_tokens=settings.repeat_stop_tokens,
+            ),
+            limiter=state.preparing,
+        )
     has_cvec = service.info.text("cvec", "0") != "0"
     keys = sampling_keys(fields, settings.sampling, pin=planned.pin, has_cvec=has_cvec)
     return Generation(service, planned, keys)

@@ -58,6 +58,29 @@ def test_a_request_for_one_token_does_not_take_the_solo_path():
     assert world.ends[job] == [done(1, "length")] and world.scheduler.is_idle
 
 
+def test_requests_that_arrive_together_do_not_begin_alone_only_to_be_moved():
+    world = two()
+    world.scheduler.n_coming = 1  # the second one's prompt is being prepared
+    a = world.arrive(1, 30, 100)
+    assert world.take_sent() == [BGen(0, 100, a.prompt)]
+    world.scheduler.n_coming = 0
+    b = world.arrive(2, 25, 50)
+    world.admitted(0, 30, 7)
+    assert world.take_sent() == [BGen(1, 50, b.prompt)]
+
+
+def test_a_request_whose_company_did_not_come_goes_back_to_the_solo_path_and_not_before():
+    world = two()
+    world.scheduler.n_coming = 1
+    a = world.arrive(1, 30, 100)
+    world.admitted(0, 30, 7)
+    world.line(SlotToken(0, 8))
+    assert world.take_sent() == [BGen(0, 100, a.prompt)]
+    world.scheduler.n_coming = 0  # it was refused
+    world.line(SlotToken(0, 9))
+    assert world.take_sent() == [BStop(0)]
+
+
 def test_company_moves_a_request_to_a_slot_with_all_its_tokens_and_what_is_left():
     world = two()
     a = world.arrive(1, 30, 100)

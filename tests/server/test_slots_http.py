@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import threading
 from typing import Any
 
 import aiohttp
@@ -287,3 +288,29 @@ async def test_decisions_are_in_the_log_and_the_path_of_each_request(serve, even
         lines = [record.getMessage() for record in caplog.records if record.name == "strata.request"]
         assert any(line.startswith("request 1: ") and "solo > slot 0" in line for line in lines)
         assert any(line.startswith("request 2: ") and "slot 1" in line for line in lines)
+
+
+async def test_a_request_whose_prompt_is_being_prepared_is_company_and_one_that_was_refused_is_not(
+    serve, eventually, monkeypatch
+):
+    async with serve([ECHO], slots=2) as harness:
+        state, scheduler = harness.server.state, harness.service.scheduler
+        prompt, go_on = state.chat.prompt, threading.Event()
+
+        def held(messages: list[dict[str, str]], **how: Any) -> Any:
+            if messages == say("slow"):
+                go_on.wait(timeout=20)
+            return prompt(messages, **how)
+
+        monkeypatch.setattr(state.chat, "prompt", held)
+        slow = asyncio.create_task(harness.text(say("slow"), max_tokens=5, **PLAIN))
+        await eventually(lambda: scheduler.n_coming == 1)
+        await harness.text(say("quick"), max_tokens=5, **PLAIN)
+        assert words(harness) == ["BGEN"]
+        go_on.set()
+        await slow
+        async with harness.chat([{"role": "nobody"}]) as refused:
+            assert refused.status == 400
+        assert scheduler.n_coming == 0
+        await harness.text(say("alone"), max_tokens=5, **PLAIN)
+        assert words(harness)[-1] == "GEN"
