@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from strata.server.chat import vocabulary as vocabulary_module
 from strata.server.chat.errors import VocabularyError
+from strata.server.chat.kept import KeptIds
 from strata.server.chat.vocabulary import Vocabulary
 
 # Letters of many scripts, combining marks, digits, contractions, spaces and breaks of all kinds, special words.
@@ -47,6 +48,7 @@ def test_a_long_text_is_encoded_otherwise_in_slices(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vocabulary_module, "SLICE_CHARS", size)
+        patch.setattr(vocabulary, "_kept", KeptIds(0))
         assert vocabulary.encode(text) == hf.encode(text, add_special_tokens=False).ids
 
 
