@@ -171,6 +171,7 @@ def _path(runner: ModelRunner | CudaRunner, conversations: Conversations, pack: 
         routed=pack.spec.layers * pack.spec.experts_used,
         in_vram=options.device == "cuda",
         hits=runner.solo_hits,
+        ahead=options.device == "cuda",
         verify=options.verify_accounts,
         trace=environment.is_on(os.environ.get(environment.TRACE)),
     )

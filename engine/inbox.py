@@ -81,6 +81,11 @@ class Inbox:
         head, self._head = self._head, None
         return self._taken(self._entries.get() if head is None else head)
 
+    @property
+    def waits(self) -> bool:
+        """Whether there is an entry."""
+        return self._peek() is not None
+
     def poll(self) -> Entry | None:
         """The next entry, None when there is none."""
         entry, self._head = self._peek(), None

@@ -1,8 +1,8 @@
 """stdin lines -> commands, events -> stdout lines. The only place that writes the protocol.
 
 Loop     one unit of work at a time; lines are looked at between units. While a request is worked on only BSTOP and
-         BYIELD are taken, and only from the head of the queue; while slots decode, whatever is there; else the next
-         line is waited for. A STOP acts between two units, wherever it stands
+         BYIELD are taken, and only from the head of the queue; while slots decode, whatever is there, behind a window
+         that was started ahead; else the next line is waited for. A STOP acts between two units, wherever it stands
 Ends     QUIT, or a signal while nothing runs: 0. End of input: 0, when the request and the slots are done. A failure,
          or a signal while something runs: a last line `ERR fatal: ...` and 1. A reader that went away (EPIPE): 1
 Source   docs/protocol.md
@@ -136,26 +136,28 @@ class Server:
             if self._path.busy:
                 self._unit(self._inbox.stop_asked())
                 self._obey()
-                continue
-            if self._path.decoding:
-                entry = None if self._ended else self._inbox.poll()
-                if entry is None:
-                    self._unit(False)
-                    continue
-            elif self._ended:
-                return
-            else:
-                entry = self._inbox.take()
-            if not self._take(entry):
+            elif self._path.decoding:
+                if not self._between_windows():
+                    return
+            elif self._ended or not self._take(self._inbox.take()):
                 return
 
     # ---------------------------------------------------------------------------------------------------------- units
 
-    def _unit(self, stop: bool) -> None:
-        """One unit of work, and what came of it."""
+    def _between_windows(self) -> bool:
+        """A window of the slots, or a line that waits. A window that was started ahead goes first: the device is busy
+        with it anyway, and its tokens count. False: it is time to leave."""
+        waits = not self._ended and self._inbox.waits
+        if not waits or self._path.ahead:
+            self._unit(False, waits)
+            return True
+        return self._take(self._inbox.take())
+
+    def _unit(self, stop: bool, waits: bool = False) -> None:
+        """One unit of work, and what came of it. waits: a line does, so nothing is started ahead."""
         if self._inbox.leaving:
             raise Leaving(f"the engine was told to leave ({self._inbox.leaving}) while a request ran")
-        self._say(self._path.step(stop))
+        self._say(self._path.step(stop, waits))
 
     def _obey(self) -> None:
         """Commands about slots that have come while a request is worked on."""

@@ -56,7 +56,8 @@ class Path:
         )
         self._solo = SoloDrafting(runner, rules.drafts, rules.end_ids, clock)
         self._drafted = SlotDrafting(runner, rules.drafts, rules.end_ids, self._solo.times, clock)
-        self._ahead = False  # the next window of the slots has been started
+        self._ahead: list[int] = []  # the slots of the next window, when that has been started
+        self._admitted = False  # since the last window
         self._runner = runner
         self._sessions = sessions
         self._clock = clock
@@ -72,6 +73,11 @@ class Path:
     def decoding(self) -> bool:
         """Whether slots decode."""
         return self.slots.any
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the next window of the slots has been started."""
+        return bool(self._ahead) and self._ahead == [one.slot for one in self.slots.decoding]
 
     # ------------------------------------------------------------------------------------------------------- commands
 
@@ -155,11 +161,12 @@ class Path:
 
     # ---------------------------------------------------------------------------------------------------------- units
 
-    def step(self, stop: bool = False) -> list[Output]:
-        """One unit of work, or the end of a request. stop: a STOP has come for the request being worked on."""
+    def step(self, stop: bool = False, waits: bool = False) -> list[Output]:
+        """One unit of work, or the end of a request. stop: a STOP has come for the request being worked on · waits: a
+        line waits for the end of the unit."""
         work = self._work
         if work is None:
-            events = self._window()
+            events = self._window(waits)
         elif not stop and work.solo.is_reading and self.slots.any and self._share.is_due:
             events = self._window_between(work)
         else:
@@ -168,7 +175,7 @@ class Path:
             self._check()
         return events
 
-    def _window(self) -> list[Output]:
+    def _window(self, waits: bool = False) -> list[Output]:
         """A token for every decoding slot; with drafts more for some, or for some of the slots."""
         decoding = self.slots.decoding
         if not decoding:
@@ -176,10 +183,11 @@ class Path:
         rows = [
             Row(pool_slot(one.slot), one.tokens, one.request.sampling, one.request.penalty_last_n) for one in decoding
         ]
-        if self._drafted.wants(len(decoding)) and not self._ahead:
+        if self._drafted.wants(len(decoding)) and not self.ahead:
             said = self._drafted.window(rows, decoding)
         else:
-            said = self._plain_window(rows, decoding)
+            said = self._plain_window(rows, decoding, waits)
+        self._admitted = False
         events: list[Output] = []
         for one, tokens in said:
             for token in tokens:
@@ -188,13 +196,14 @@ class Path:
                 self._release(one)
         return events
 
-    def _plain_window(self, rows: list[Row], decoding: list[Decoding]) -> list[tuple[Decoding, list[int]]]:
-        """A window without drafts."""
-        n, begun, steady = len(rows), self._clock(), self._ahead
-        again = (self._work is None or self._share.is_due_again) and all(one.n_left > 1 for one in decoding)
-        again = again and not self._drafted.wants(n)
+    def _plain_window(self, rows: list[Row], decoding: list[Decoding], waits: bool) -> list[tuple[Decoding, list[int]]]:
+        """A window without drafts. The next one is started ahead unless a read is likely to come first: behind an
+        admission, whose BADM lets the next one in, none is, and it would be computed for nothing."""
+        n, begun, steady = len(rows), self._clock(), self.ahead
+        again = self.rules.ahead and not waits and not self._admitted and not self._drafted.wants(n)
+        again = again and (self._work is None or self._share.is_due_again) and all(one.n_left > 1 for one in decoding)
         ids = self._runner.window(rows, again)
-        self._ahead = again
+        self._ahead = [one.slot for one in decoding] if again else []
         self._drafted.plain(n, self._clock() - begun, steady)
         return [(one, [token]) for one, token in zip(decoding, ids, strict=True)]
 
@@ -219,6 +228,7 @@ class Path:
         if isinstance(unit, Read):
             events = self._read(work, unit)
         elif unit is not None:
+            self._ahead = []
             row = Row(SOLO, solo.tokens, solo.request.sampling, solo.request.penalty_last_n)
             for token in self._solo.window(work.drafts, row, solo.n_left):
                 solo.fed()
@@ -232,6 +242,7 @@ class Path:
     def _read(self, work: _Work, unit: Read) -> list[Output]:
         """A prompt chunk; with the last one the first token."""
         solo, begun = work.solo, self._clock()
+        self._ahead = []
         logits = self._runner.feed(SOLO, unit.begin, solo.tokens[unit.begin : unit.end], unit.last)
         events = solo.read(unit)
         if unit.end in work.cuts:
@@ -257,6 +268,7 @@ class Path:
         if goes_on:
             (first,) = solo.tokens[solo.n_prompt :].tolist()
             self.slots.admit(slot, work.asked, first)
+            self._admitted = True
         if not goes_on or kept is None:
             self._sessions.ended(kept)
         if self.rules.trace:

@@ -139,6 +139,7 @@ class Rules:
     routed        expert entries that one token routes through the whole model · in_vram: they lie in a card's memory
     hits          where not all of them do: where windows of the solo slot have found them so far
     drafts        which drafts windows have
+    ahead         the device starts the next window of slots while the host still waits for the last one
     verify        the books are checked after every unit
     trace         an admission leaves a line of its phases in the log
     """
@@ -155,5 +156,6 @@ class Rules:
     in_vram: bool = False
     hits: Callable[[], Picked] | None = None
     drafts: DraftRules = DraftRules()
+    ahead: bool = True
     verify: bool = False
     trace: bool = False

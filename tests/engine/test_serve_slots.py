@@ -170,7 +170,7 @@ def test_quit_drops_slots_without_their_bdone(loop, scripted):
     engine, gate = loop(model, chunk=4, end_ids=()), Gate(model, window=2)
     engine.send("BGEN 0 50 5,6,7")
     gate.pass_with(engine, "QUIT", "HELLO")
-    assert kinds(engine.rest()) == [Resume, Progress, Reused, Token, Done, Admitted, *[SlotToken] * 3]
+    assert kinds(engine.rest()) == [Resume, Progress, Reused, Token, Done, Admitted, *[SlotToken] * 4]
     engine.join()
     assert engine.error is None
 
