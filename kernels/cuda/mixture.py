@@ -16,7 +16,7 @@ Cost     a window reads each picked expert once for all rows; a prompt sorts the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -33,6 +33,7 @@ from strata.kernels.cuda.arguments import (
     run,
 )
 from strata.kernels.cuda.compile import load_kernel
+from strata.kernels.cuda.fetch import Stage
 from strata.kernels.cuda.handover import Helper
 from strata.kernels.cuda.plans import DENSE, DOWN, GATE_UP, PAIRS, UNTUNED, WINDOW_ROWS, Tuning
 from strata.kernels.cuda.product import (
@@ -81,6 +82,7 @@ class Bank:
              have their addresses once. What it yields is valid until it is asked for more. None: one round, these banks
     tally    of a layer's gate: where windows count which picks lie in the expert cache
     helper   of a layer's gate: how windows ask the processor for experts. None: the card computes all of them
+    stage    of a layer's gate: where windows bring those that lie in RAM. None: they are read in place
     """
 
     type: TensorType
@@ -90,6 +92,7 @@ class Bank:
     rounds: Callable[[int], Iterable[tuple[Bank, Bank, Bank]]] | None = None
     tally: Tally | None = None
     helper: Helper | None = None
+    stage: Stage | None = None
 
     @property
     def experts(self) -> int:
@@ -160,9 +163,12 @@ def mixture(
             if n <= WINDOW_ROWS:
                 if gate.helper is not None and given is None:
                     given = part.ask(gate.helper, gate.addresses)
-                part.window(gate, up, down, given)
+                kept, banks = part.ids, (gate, up, down)
+                if gate.stage is not None and gate.stage.takes(part.pairs):
+                    banks = part.fetch(gate.stage, *banks)
+                part.window(*banks, given)
                 if gate.tally is not None:
-                    count_hits(ids, part.ids, gate.addresses, gate.tally)
+                    count_hits(ids, kept, gate.addresses, gate.tally)
             else:
                 part.prompt(gate, up, down)
     return out
@@ -192,6 +198,12 @@ class _Part:
         self.ids = kept = helper.ask(self.workspace, self.x, ids, addresses)
         self.answers = lambda: helper.take(ids, kept, given)
         return given
+
+    def fetch(self, stage: Stage, gate: Bank, up: Bank, down: Bank) -> tuple[Bank, Bank, Bank]:
+        """Bring experts from RAM; `ids` name entries of these banks from here on."""
+        tables = gate.addresses, up.addresses, down.addresses
+        self.ids, (first, second, last) = stage.fetch(self.workspace, self.ids, tables)
+        return replace(gate, addresses=first), replace(up, addresses=second), replace(down, addresses=last)
 
     # ------------------------------------------------------------------------------------------------------ windows
 

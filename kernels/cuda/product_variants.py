@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Final
 
-from strata.kernels.cuda import plans, prompt_plans, row_plans
+from strata.kernels.cuda import fetch, plans, prompt_plans, row_plans
 from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.chains import chains_plan
 from strata.kernels.cuda.compile import Constants
@@ -59,6 +59,7 @@ def products(
     yield "quantize.cu", {"INPUT_ORDER": "NATIVE", "SUMS": 0, "SILU": 1}
     for name in ("group_rows", "join_pairs", "gate_times_up", "count_hits", "handover"):
         yield f"{name}.cu", {}
+    yield "fetch.cu", {"EACH": fetch.EACH}
 
 
 def _blocks(

@@ -21,12 +21,12 @@ from unittest import mock
 
 import numpy as np
 
-from strata.kernels.cuda import arguments, card, compile, handover, mixture, product
+from strata.kernels.cuda import arguments, card, compile, fetch, handover, mixture, product
 from strata.kernels.cuda.card import Card
 from strata.kernels.formats import TensorType
 from strata.kernels.reference.repack import repack
 
-LOADING = (compile, arguments, product, mixture, handover)
+LOADING = (compile, arguments, product, mixture, handover, fetch)
 """Modules that load kernels."""
 REAL_LOADER = compile.load_kernel
 ALIGNMENT = 256

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.kernels.cuda import arguments, card, handover, mixture, product, repack
+from strata.kernels.cuda import arguments, card, fetch, handover, mixture, product, repack
 from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.workspace import Workspace
 from strata.kernels.formats import Weight
@@ -164,7 +164,7 @@ def host_loader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 @pytest.fixture
 def host(host_loader: HostLoader, written: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """The products on the emulator, as on a card with 3 multiprocessors."""
-    for module in (arguments, product, mixture, repack, handover):
+    for module in (arguments, product, mixture, repack, handover, fetch):
         monkeypatch.setattr(module, "load_kernel", host_loader)
     monkeypatch.setattr(card, "card", lambda: Card(80, 3, 227 << 10, 228 << 10))
     yield Place(aligned, np.array, written)
