@@ -1,6 +1,6 @@
 """The model on a card with the state of all sequences: what the schedule computes with there.
 
-Reads    chunks of up to 8,192 rows, the last few tokens as a window
+Reads    chunks of up to 8,192 rows; short pieces as windows, where those are quicker
 Windows  one captured graph for all rows, with sampling inside. Before the ids of one are waited for, the next is
          started on them, so the card does not wait for the host. Where the host then decides against it (a sequence has
          ended, another has come, a prompt is read first) it leaves no trace: a window counts when it is asked for
@@ -30,7 +30,8 @@ from strata.engine.experts.plan import Asked
 from strata.engine.experts.tier import Tier
 from strata.engine.flags import AUTO_BESIDE
 from strata.engine.log import log
-from strata.engine.memory.command import keeping_of, profile_of
+from strata.engine.memory.command import keeping_of, profile_of, switches
+from strata.engine.memory.homes import source_of
 from strata.engine.memory.loan import Planner, plan_loan
 from strata.engine.memory.plan import reserve_of
 from strata.engine.model import Rows
@@ -41,6 +42,7 @@ from strata.engine.options import Options, Refused
 from strata.engine.pack import DraftPack, Pack
 from strata.engine.runner import check_lengths
 from strata.engine.schedule.ports import SOLO, Picked, Row
+from strata.engine.schedule.short import NO_SHORT, ReadTimes, ShortReads
 from strata.engine.state.pages import OutOfPages
 from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.ops import I32, PAGE, Sampling
@@ -48,6 +50,8 @@ from strata.protocol.lines import InfoValue
 
 LOW: Final = 256 * MIB
 """Free VRAM below which the log warns: the driver and the desktop need some."""
+_TIMED: Final = 2
+"""Times that a read is timed at the start, behind a first one that loads its kernels; the quickest counts."""
 _NOTHING = np.empty(0, np.int32)
 
 
@@ -142,7 +146,10 @@ class CudaRunner:
 
     chunk, beside   most tokens of a prompt chunk, and of one while slots decode
     n_slots         batch slots; pool slots 1 to n_slots of `state`
+    short           pieces of a prompt that are read through windows, once `warm` has timed both ways
     """
+
+    short = NO_SHORT
 
     def __init__(
         self,
@@ -153,7 +160,9 @@ class CudaRunner:
         loan: Planner = plan_loan,
     ) -> None:
         self.cost = WindowCost()
+        self._short_read = options.short_read
         self._batch: _Batch | None = None
+        self._reading: Ticket | None = None  # the last window of a read
         self._ahead: Ticket | None = None  # the window after the last one, started before it was asked for
         self._logits: Array | None = None  # of the last read
         self._end = -1  # the position behind it
@@ -185,6 +194,7 @@ class CudaRunner:
                     pcie=options.pcie_share,
                     threads=options.helping_threads,
                     spare=options.spare_places,
+                    source=source_of(options, switches(os.environ)),
                 ),
                 loan=loan if options.prefill_head_alias else None,
                 head_moves=environment.is_on(os.environ.get(environment.HEAD_MOVES)),
@@ -203,11 +213,39 @@ class CudaRunner:
 
     def warm(self) -> None:
         """Capture what every request uses; from then on nothing allocates."""
-        self._resident.warm(max(1, self.n_slots))
+        self._resident.warm(max(1, self.n_slots), reads=self._short_read > 0)
+        if self._short_read:
+            self.short = self._time_reads()
         if (free := self._device.memory().free) < LOW:
             log(f"LOW: {shown(free)} of VRAM are free with everything loaded; a larger --vram-reserve-mib leaves more")
         if self._tier is not None:
             self._tier.begin()
+
+    def _time_reads(self) -> ShortReads:
+        """Which pieces of a prompt are read through windows: as long as these are quicker on this card."""
+        most, rng = min(self._short_read, self.chunk), np.random.default_rng(0)
+        tokens = rng.integers(0, self._model.spec.vocab, max(most, WINDOW_ROWS), np.int32)
+
+        def ms(n: int) -> float:
+            found = [self._timed_read(tokens[:n]) for _ in range(1 + _TIMED)]
+            return 1e3 * min(found[1:])
+
+        passes = [(n, ms(n)) for n in sorted({min(2 * WINDOW_ROWS, most), most}) if n > WINDOW_ROWS]
+        times = ReadTimes(ms(1), ms(WINDOW_ROWS), WINDOW_ROWS, passes)
+        short = times.short(most)
+        log(f"short reads: up to {short.most} tokens through windows; {times}")
+        return short
+
+    def _timed_read(self, tokens: I32) -> float:
+        """Seconds of a read from the beginning of the solo path, which is empty again afterwards."""
+        self._device.driver.synchronize()
+        begun = time.perf_counter()
+        self.feed(SOLO, 0, tokens, False)
+        self._device.driver.synchronize()
+        spent = time.perf_counter() - begun
+        self._forget()
+        self.state.reset(SOLO)
+        return spent
 
     def _new_tier(self, options: Options, keeping: Keeping | None) -> Tier | None:
         """What follows the experts; None where all lie in VRAM."""
@@ -290,8 +328,15 @@ class CudaRunner:
                 logits = loan.logits(self._model, x[-1:])
             self._device.driver.synchronize()
             return logits
-        ticket = self._started(rows, int(want_logits), 0)
-        ticket.wait()
+        whole = len(rows) == WINDOW_ROWS  # few layouts serve all reads: those of fewer rows always make logits
+        ticket = self._started(rows, int(want_logits or not whole), 0)
+        if self.drafter is not None:
+            self.drafter.read(int(rows.slots[0]), tokens, ticket.x)
+        before, self._reading = self._reading, ticket
+        if want_logits:
+            ticket.wait()
+        elif before is not None:  # the card has the next window before this one has ended
+            before.wait()
         return ticket.logits
 
     def sample(self, logits: Array, recent: I32, how: Sampling, position: int) -> int:

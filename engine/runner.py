@@ -22,6 +22,7 @@ from strata.engine.model.tape import Tape
 from strata.engine.options import Options
 from strata.engine.pack import DraftPack, Pack
 from strata.engine.schedule.ports import SOLO, Picked, Row
+from strata.engine.schedule.short import NO_SHORT
 from strata.engine.state.pages import AccountsError
 from strata.engine.state.slots import StatePool
 from strata.kernels.ops import F32, I32, Sampling
@@ -38,9 +39,11 @@ class ModelRunner:
     where           for the log · costs: a line for --stats
     drafter         the draft layer, None without one; `draft`: its tensors
     solo_hits       there is no expert cache
+    short           no piece of a prompt: a few tokens are a chunk like any other here
     """
 
     solo_hits: Callable[[], Picked] | None = None
+    short = NO_SHORT
 
     def __init__(self, pack: Pack, options: Options, draft: DraftPack | None = None) -> None:
         device = HostDevice(options.kernels, options.n_threads)

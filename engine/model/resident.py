@@ -47,6 +47,7 @@ from strata.engine.pack import ModelSpec, Pack
 from strata.engine.state.plan import StatePlan
 from strata.engine.state.slots import StatePool
 from strata.kernels.cuda.compile import DeviceError
+from strata.kernels.cuda.plans import WINDOW_ROWS as KERNEL_ROWS
 from strata.kernels.cuda.sample import MAX_RECENT
 
 WINDOW_ROWS: Final = 8
@@ -277,12 +278,22 @@ class Resident:
         bound = self.windows.layout(Rows.of([(0, 0, [0])]), 1).bound
         return tuple(dict.fromkeys([Layout(rows, rows, rows, 0, bound), Layout(rows, rows, rows)]))
 
-    def warm(self, most_rows: int = 1) -> None:
-        """Capture what every request uses, in windows of up to so many sequences; from then on nothing allocates."""
+    def read_layouts(self) -> Iterator[Layout]:
+        """Layouts of windows that read a piece of a prompt: whole ones without logits, and any with."""
+        for layout in self.layouts(1):
+            yield replace(layout, rows=WINDOW_ROWS, wanted=0)
+            for rows in range(2, WINDOW_ROWS + 1):
+                yield replace(layout, rows=rows)
+
+    def warm(self, most_rows: int = 1, reads: bool = False) -> None:
+        """Capture what every request uses, in windows of up to so many sequences; from then on nothing allocates.
+        reads: those too that read pieces of a prompt."""
         self.state.reserve(0, 1)
         for rows in range(1, most_rows + 1):
             for layout in self.layouts(rows):
                 self.windows.prepare(layout)
+        for layout in self.read_layouts() if reads else ():
+            self.windows.prepare(layout)
         self._warm_drafts()
         self.device.driver.synchronize()
         self.state.reset(0)
@@ -363,8 +374,11 @@ class Resident:
                 self.windows.compute(Layout(rows, segments, rows, 0, bound, verifies=True))
 
     def _largest(self, chunk: int, logits: int) -> None:
-        """The passes that need the most workspace."""
+        """The passes that need the most workspace. A short prompt goes through kernels of windows, which may need more
+        than those of a chunk that is hardly longer."""
         self._prompt(chunk, logits)
+        if chunk > KERNEL_ROWS:
+            self._prompt(KERNEL_ROWS, min(KERNEL_ROWS, logits))
         self.windows.rehearse(Layout(WINDOW_ROWS, WINDOW_ROWS, WINDOW_ROWS, MAX_RECENT))
         if self._verify > 1:
             self.windows.rehearse(Layout(WINDOW_ROWS, 1, WINDOW_ROWS, MAX_RECENT, verifies=True))

@@ -121,10 +121,12 @@ class Layout:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """Work under way. `logits` (wanted, vocab) lie on the card until the next pass begins."""
+    """Work under way. `logits` (wanted, vocab) lie on the card until the next pass begins, and so do the residuals `x`
+    (rows, C, H) behind the last layer; a draw has none."""
 
     layout: Layout
     logits: Array | None
+    x: Array | None
     _landing: I32
     _event: Event
     _ids: list[int] | None = None
@@ -245,7 +247,7 @@ class Windows:
         if self._drafter is not None:
             self._drafter.enter([(slot, end - begin) for slot, begin, end in rows.segments.tolist()])
         layout = self.layout(rows, len(rows), self.sample_with(draws), verifies=True)
-        return self._run(layout) if graph else self._land(layout, self.compute(layout))
+        return self._run(layout) if graph else self._land(layout, *self.compute(layout))
 
     def replay(self, ticket: Ticket, slot: int, begin: int, n: int) -> None:
         """Before the slot advances: its recurrent state is to be that of n rows of the window, from row `begin`."""
@@ -268,14 +270,14 @@ class Windows:
         """`start` without a graph: the slow path that the graphs are compared with."""
         self._enter(rows)
         layout = self.layout(rows, wanted, recent)
-        return self._land(layout, self.compute(layout))
+        return self._land(layout, *self.compute(layout))
 
     def draw(self, logits: Array, draws: Sequence[Draw]) -> Ticket:
         """Sample from the logits (n, vocab) of the last pass, a row a draw."""
         layout = Layout(len(draws), len(draws), len(draws), self.sample_with(draws))
         self._upload(self._buffers.drawn, np.array([draw.position for draw in draws], np.int32))
         self.compute_draw(logits, layout)
-        return self._land(layout, logits)
+        return self._land(layout, logits, None)
 
     def rehearse(self, layout: Layout) -> None:
         """Run the work of a layout on rows that mean nothing: first tokens of slot 0, which must have a page."""
@@ -287,21 +289,21 @@ class Windows:
         segments = np.stack([np.zeros(layout.segments, np.int32), edges[:-1], edges[1:]], 1)
         self._enter(Rows(zeros, zeros, zeros, segments))
         self.sample_with([Draw(Sampling(), zeros[:0], 0)] * n)
-        logits = self.compute(layout)
+        logits, _ = self.compute(layout)
         if logits is not None:
             self.compute_draw(logits, layout)
 
     def rehearse_replay(self, layout: Layout, n: int) -> None:
         """Capture the replay of n rows of a layout with one segment, after its rehearsal."""
-        self.replay(Ticket(layout, None, self._landings[0], self._events[0]), 0, 0, n)
+        self.replay(Ticket(layout, None, None, self._landings[0], self._events[0]), 0, 0, n)
 
     def prepare(self, layout: Layout) -> None:
         """Capture a layout before it is needed, after a rehearsal."""
         self.rehearse(layout)
         self._run(layout)
 
-    def compute(self, layout: Layout) -> Array | None:
-        """The work of a window: what a graph is captured of."""
+    def compute(self, layout: Layout) -> tuple[Array | None, Array]:
+        """The work of a window: what a graph is captured of. Logits of the wanted rows, residuals of all."""
         n, wanted, kernels = layout.rows, layout.wanted, self._device.kernels
         rows, own = self._buffers.rows(n, layout.segments), self._buffers.sampling(layout)
         kernels.bound = layout.bound
@@ -309,13 +311,13 @@ class Windows:
             return self._compute_verify(layout, rows, own)
         if layout.steps and layout.recent:
             window_recent(rows.tokens, rows.positions, self._buffers.moduli[:n], own.recent)
-        logits, _ = self._model.compute(rows, self._state, np.arange(n - wanted, n))
+        logits, x = self._model.compute(rows, self._state, np.arange(n - wanted, n))
         if layout.steps:
             kernels.sample_rows(logits, own.settings, own.seeds, rows.positions, own.recent, ahead=1, out=own.ids)
             window_next(own.ids, rows.tokens, rows.positions, rows.segments)
-        return logits
+        return logits, x
 
-    def _compute_verify(self, layout: Layout, rows: Rows, own: _Sampling) -> Array:
+    def _compute_verify(self, layout: Layout, rows: Rows, own: _Sampling) -> tuple[Array | None, Array]:
         """The work of a window that verifies."""
         kernels, n = self._device.kernels, layout.rows
         tape = self._tapes[layout] = Tape(self._device)
@@ -323,7 +325,7 @@ class Windows:
         kernels.sample_rows(logits, own.settings, own.seeds, rows.positions, own.recent, ahead=1, out=own.ids)
         if self._drafter is not None:
             self._drafter.behind(x, own.ids, rows, *self._buffers.drafts(n))
-        return logits
+        return logits, x
 
     def compute_draw(self, logits: Array, layout: Layout) -> None:
         """The work of a draw."""
@@ -341,21 +343,21 @@ class Windows:
 
     def _run(self, layout: Layout) -> Ticket:
         if layout not in self._graphs:
-            ticket = self._land(layout, self.compute(layout))
+            ticket = self._land(layout, *self.compute(layout))
             self._graphs[layout] = self._captured(layout)
             return ticket
         captured = self._graphs[layout]
         if captured is None:
-            return self._land(layout, self.compute(layout))
+            return self._land(layout, *self.compute(layout))
         captured.graph.launch()
         self._device.replayed(captured.taken)
-        return self._land(layout, captured.logits)
+        return self._land(layout, captured.logits, captured.x)
 
     def _captured(self, layout: Layout) -> _Captured | None:
         """The graph of a layout that has just run; None: there is no memory for it."""
-        logits: list[Array | None] = []
-        graph = self._graph_of(lambda: logits.append(self.compute(layout)), f"windows of {layout.rows} rows run")
-        return None if graph is None else _Captured(graph, logits[0], self._device.taken)
+        made: list[tuple[Array | None, Array]] = []
+        graph = self._graph_of(lambda: made.append(self.compute(layout)), f"windows of {layout.rows} rows run")
+        return None if graph is None else _Captured(graph, *made[0], self._device.taken)
 
     def _graph_of(self, work: Callable[[], None], what: str) -> Graph | None:
         """Work that has just run, captured; None: there is no memory for it."""
@@ -365,7 +367,7 @@ class Windows:
             log(f"{what} without a graph: {error}; a larger --vram-reserve-mib leaves more")
             return None
 
-    def _land(self, layout: Layout, logits: Array | None) -> Ticket:
+    def _land(self, layout: Layout, logits: Array | None, x: Array | None) -> Ticket:
         """Bring the ids to the host behind the work."""
         turn = self._sent % IN_FLIGHT
         self._sent += 1
@@ -377,15 +379,16 @@ class Windows:
             self._count[turn]()
         event = self._events[turn]
         event.record()
-        return Ticket(layout, logits, self._landings[turn], event, None, self._hits[turn] if self._hits else None)
+        return Ticket(layout, logits, x, self._landings[turn], event, None, self._hits[turn] if self._hits else None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Captured:
-    """The graph of a layout, where it leaves its logits, and what of the workspace is in use behind it."""
+    """The graph of a layout, where it leaves logits and residuals, and what of the workspace is in use behind it."""
 
     graph: Graph
     logits: Array | None
+    x: Array
     taken: int
 
 

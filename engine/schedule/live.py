@@ -103,6 +103,7 @@ class Path:
             clock=self._clock,
             begun_ms=begun,  # what it continues from may have to be fetched
             cuts=cuts,
+            short=rules.short,
             routed=rules.routed,
             in_vram=rules.in_vram,
             hits=rules.hits,

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from strata.engine.schedule.short import NO_SHORT, ShortReads
 from strata.kernels.ops import I32, Sampling
 
 SOLO: Final = 0
@@ -135,6 +136,7 @@ class Rules:
     n_slots       batch slots, 0: none
     share         of the time of a chunk that decoding slots have before the next
     short_read    a read with at most so many tokens left does not give way
+    short         pieces of a prompt that are read through windows
     prompt_cache  states may be continued
     routed        expert entries that one token routes through the whole model · in_vram: they lie in a card's memory
     hits          where not all of them do: where windows of the solo slot have found them so far
@@ -151,6 +153,7 @@ class Rules:
     n_slots: int = 0
     share: float = 0.5
     short_read: int = 64
+    short: ShortReads = NO_SHORT
     prompt_cache: bool = True
     routed: int = 0
     in_vram: bool = False

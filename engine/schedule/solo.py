@@ -17,6 +17,7 @@ import numpy as np
 
 from strata.engine.draft.counts import DraftCounts
 from strata.engine.schedule.ports import Picked
+from strata.engine.schedule.short import NO_SHORT, ShortReads
 from strata.kernels.ops import I32, Sampling
 from strata.protocol.lines import ChainCounts, Done, Finish, Output, Progress, Resume, Reused, Token, rate
 
@@ -64,6 +65,7 @@ class Solo:
     end_ids   tokens that end the answer
     clock     milliseconds, monotonic · begun_ms: of it, when the read began; None: now
     cuts      positions in the prompt where a Read must end, ascending
+    short     pieces between them that are read a few tokens at a time
     routed    expert entries that one token routes through the whole model (for the counters of DONE)
     in_vram   the experts lie in a card's memory, else in RAM · hits: how many of those routed so far do, where some do;
               the card reads the others over PCIe, but for those that the processor computes
@@ -79,6 +81,7 @@ class Solo:
         clock: Callable[[], float],
         begun_ms: float | None = None,
         cuts: Sequence[int] = (),
+        short: ShortReads = NO_SHORT,
         routed: int = 0,
         in_vram: bool = False,
         hits: Callable[[], Picked] | None = None,
@@ -94,6 +97,7 @@ class Solo:
         self._tokens[: self.n_prompt] = request.prompt
         self._chunk = chunk
         self._cuts = tuple(cuts)
+        self._short = short
         self._end_ids = end_ids
         self._clock = clock
         self._routed = routed
@@ -147,8 +151,8 @@ class Solo:
         if self.finish is not None:
             return None
         if self.is_reading:
-            end = min(self.n_held + min(self._chunk, most or self._chunk), self.n_prompt)
-            end = next((cut for cut in self._cuts if self.n_held < cut < end), end)
+            edge = next((cut for cut in self._cuts if cut > self.n_held), self.n_prompt)
+            end = self.n_held + self._short.unit(edge - self.n_held, min(self._chunk, most or self._chunk))
             return Read(self.n_held, end, end == self.n_prompt)
         return Decode(self.n_tokens - 1)
 

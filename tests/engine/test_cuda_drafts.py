@@ -13,7 +13,7 @@ from strata.engine.schedule.ports import Row
 from strata.kernels.ops import Sampling
 
 CONTEXT, CHUNK = 80, 18
-OPTIONS = Options(pack="", max_context=CONTEXT, prefill=CHUNK, spec=4, batch=2, mtp="", batch_mtp=True)
+OPTIONS = Options(pack="", max_context=CONTEXT, prefill=CHUNK, short_read=17, spec=4, batch=2, mtp="", batch_mtp=True)
 GREEDY = Sampling()
 DRAWN = Sampling(temperature=1.0, top_k=40, seed=9)
 PENALISED = Sampling(temperature=0.9, seed=12, penalty_repeat=1.4, penalty_present=0.5)
@@ -129,3 +129,22 @@ def test_the_draft_layer_goes_with_a_conversation_into_its_slot(runner):
             own += runner.verify([row(slot, own, GREEDY)])[0]
         found.append((own, runner.propose(row(slot, own, GREEDY), 3, 0.0), runner.drafter.book.state.digest(slot)))
     assert found[0] == found[1]
+
+
+def test_short_reads_are_timed_at_the_start_and_use_what_was_captured_there(runner, host):
+    """Their rows are also those that the draft layer sees."""
+    assert 8 <= runner.short.most <= 17 and runner.short.rows == 8
+    graphs, tokens = runner._windows.n_graphs, prompt(23, 9)
+    for each in (host, runner):
+        each.state.reset(0)
+        for at in range(0, len(tokens), 8):
+            logits = each.feed(0, at, tokens[at : at + 8], at + 8 >= len(tokens))
+        first = each.sample(logits, tokens, GREEDY, len(tokens))
+        own = [*tokens.tolist(), first]
+        own += each.verify([row(0, own, GREEDY)])[0]
+        said = own, each.propose(row(0, own, GREEDY), 3, 0.0), each.drafter.book.state.length(0)
+        if each is host:
+            want = said
+    assert said == want
+    assert said[2] == 7 + 7 + 6 + 1, "of each window all rows but the last, and the token that was fed"
+    assert runner._windows.n_graphs == graphs

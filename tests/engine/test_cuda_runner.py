@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from strata.engine.pack import open_pack
 from strata.engine.runner import ModelRunner
 from strata.engine.schedule.live import Path
 from strata.engine.schedule.ports import SOLO, Row, Rules
+from strata.engine.schedule.short import NO_SHORT, ShortReads
 from strata.engine.schedule.solo import Request
 from strata.engine.state.checkpoints import CacheRules
 from strata.engine.state.conversations import Conversations
@@ -26,7 +28,7 @@ from strata.kernels.ops import Sampling
 from strata.protocol.lines import Done, Progress, Resume, SlotDone, SlotToken, Token
 
 PACK, CONTEXT, CHUNK, END = "odd-q8_0", 52, 18, 1000
-OPTIONS = Options(pack="", max_context=CONTEXT, prefill=CHUNK, verify_accounts=True)
+OPTIONS = Options(pack="", max_context=CONTEXT, prefill=CHUNK, short_read=0, verify_accounts=True)
 DRAWN = Sampling(temperature=1.0, seed=5)
 PENALISED = Sampling(temperature=0.8, seed=7, penalty_repeat=1.3, penalty_present=0.5)
 
@@ -56,20 +58,20 @@ def ids(n: int, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 900, n).astype(np.int32)
 
 
-def path_of(runner, chunk: int = CHUNK, end_ids: Collection[int] = (END,)) -> Path:
+def path_of(runner, chunk: int = CHUNK, end_ids: Collection[int] = (END,), short: ShortReads = NO_SHORT) -> Path:
     """A schedule on the runner with fresh books; only the live session is continued. Its clock stands still, so slots
     have one window between two chunks."""
     for slot in range(runner.state.n_slots + runner.state.n_checkpoints):
         runner.state.drop(slot)
     cache = CacheRules(1, every=0, root=0)
     sessions = Conversations(runner.state, runner.n_slots, cache, None, turn_token=10**6, verify=True)
-    rules = Rules(chunk=chunk, max_context=CONTEXT, end_ids=end_ids, n_slots=runner.n_slots, verify=True)
+    rules = Rules(chunk=chunk, max_context=CONTEXT, end_ids=end_ids, n_slots=runner.n_slots, verify=True, short=short)
     return Path(runner, sessions, rules, clock=lambda: 0.0)
 
 
-def run(runner, requests, stop_after: int = 0, chunk: int = CHUNK) -> list[tuple]:
+def run(runner, requests, stop_after: int = 0, chunk: int = CHUNK, short: ShortReads = NO_SHORT) -> list[tuple]:
     """Requests through one solo path: (tokens, reused, finish). A stop comes for the first after so many tokens."""
-    path = path_of(runner, chunk)
+    path = path_of(runner, chunk, short=short)
     results = []
     for request in requests:
         events = path.start(request)
@@ -99,6 +101,43 @@ def test_chunks_of_a_few_rows_are_windows_with_the_same_text(runner, host):
     ((tokens, _, _),) = run(runner, [request], chunk=4)
     assert len(tokens) == 2
     assert run(host, [request], chunk=4)[0][0] == tokens
+
+
+SHORT = ShortReads(most=CHUNK, rows=8)
+
+
+def test_a_prompt_read_through_windows_leaves_tokens_and_state_of_the_prompt_path_and_of_the_host(runner, host):
+    """Whole windows without logits, the last one with them; the next turn's pieces; a read that is longer."""
+    first = Request(ids(17, 9), 3, PENALISED, penalty_last_n=64)
+
+    def turns(each, short: ShortReads) -> tuple[list[tuple], str]:
+        ((tokens, _, _),) = run(each, [first], short=short)
+        following = np.concatenate([first.prompt, tokens, ids(8, 10)]).astype(np.int32)
+        longer = np.concatenate([following, ids(CHUNK + 1, 11)]).astype(np.int32)
+        found = run(each, [first, Request(following, 2, DRAWN), Request(longer, 1, Sampling())], short=short)
+        return found, each.state.digest(SOLO)
+
+    want = turns(runner, NO_SHORT)
+    assert turns(runner, SHORT) == want
+    assert turns(host, SHORT)[0] == turns(host, NO_SHORT)[0] == want[0]
+    assert turns(host, SHORT) == turns(host, NO_SHORT)
+
+
+def test_the_logits_behind_windows_of_a_prompt_are_those_of_the_prompt_path(runner):
+    tokens, found = ids(CHUNK, 12), []
+    for cuts in ((CHUNK,), (8, 16, CHUNK), (5, 13, CHUNK)):
+        runner.state.reset(SOLO)
+        for begin, end in pairwise((0, *cuts)):
+            logits = runner.feed(SOLO, begin, tokens[begin:end], end == CHUNK)
+        found.append(runner._device.read(logits).tobytes())
+    assert found[0] == found[1] == found[2]
+
+
+def test_slots_go_on_beside_a_read_through_windows(runner, host):
+    arrivals = [(0, asked(ids(5), 9, **GROWING)), (1, asked(ids(CHUNK - 1, 2), 3)), (None, asked(ids(12, 3), 3))]
+    got = batch(runner, arrivals, short=SHORT)
+    assert got == batch(host, arrivals, short=SHORT)
+    assert sorted(map(repr, got)) == sorted(map(repr, batch(host, arrivals))), "the same, in another order"
 
 
 @pytest.mark.parametrize("stop_after", [1, 3])
@@ -141,10 +180,12 @@ def asked(prompt: np.ndarray, max_new: int, how: Sampling = DRAWN, last_n: int =
     return Request(prompt, max_new, how, last_n)
 
 
-def batch(runner, arrivals, chunk: int = CHUNK, windows: int = 2, stop: int = -1) -> list[object]:
+def batch(
+    runner, arrivals, chunk: int = CHUNK, windows: int = 2, stop: int = -1, short: ShortReads = NO_SHORT
+) -> list[object]:
     """All that is said of requests that come `windows` windows after each other, without times. `stop`: a slot that is
     stopped before the last one comes. A request with a slot of None is a solo one."""
-    path, events = path_of(runner, chunk), []
+    path, events = path_of(runner, chunk, short=short), []
     for number, (slot, request) in enumerate(arrivals):
         if number == len(arrivals) - 1 and stop >= 0:
             events += path.stop_slot(stop)

@@ -5,12 +5,14 @@ reads beside slots, give-ways.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.engine.schedule.live import Path
+from strata.engine.schedule.short import ShortReads
 from strata.engine.schedule.solo import Request
 from strata.kernels.ops import Sampling
 from strata.protocol.lines import Done, Output, Progress, Resume, Reused, Token
@@ -70,6 +72,28 @@ def test_events_come_in_the_order_of_the_protocol_wherever_a_stop_falls(
         assert tokens_of(events)[-1] == END
     else:
         assert done.generated == max_new and END not in tokens_of(events)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    prompt=PROMPTS, chunk=st.integers(1, 40), most=st.integers(0, 30), rows=st.integers(1, 9), pin=st.integers(0, 30)
+)
+def test_short_pieces_are_read_a_few_tokens_at_a_time_and_the_text_stays(
+    scripted, schedule, prompt, chunk, most, rows, pin
+):
+    """The pieces are those between the places where a read must stop: here a pin."""
+    asked = replace(request(prompt, 6, temperature=1.0, seed=5), pin=pin or None)
+    whole = run(schedule(scripted(n_checkpoints=3), chunk=chunk, turn_token=64), asked)
+    model = scripted(n_checkpoints=3)
+    events = run(schedule(model, chunk=chunk, turn_token=64, short=ShortReads(most, rows)), asked)
+    assert tokens_of(events) == tokens_of(whole)
+    assert whole[-1].prompt_read == events[-1].prompt_read
+    reads = [(begin, n) for _, begin, n in model.calls if begin < len(prompt)]
+    edges = [pin, len(prompt)] if 0 < pin < len(prompt) - 1 else [len(prompt)]
+    assert set(edges) <= {begin + n for begin, n in reads}
+    for begin, n in reads:
+        left = min(edge for edge in edges if edge > begin) - begin
+        assert n == min(left, chunk, rows if left <= most else chunk)
 
 
 @settings(max_examples=100, deadline=None)
