@@ -111,7 +111,8 @@ class RowTuning:
     """What may be set from outside of row_plans.py, by the bench: None leaves it to the plan. table_room, terms_room
     and piece_room: bytes for the copies of the type's table, for the terms of all strips held at once and of one strip;
     `blocks`: of a multiprocessor; `bulk`: a copy is one instruction; `apart`: a block asks for so much shared memory
-    that no other of its launch comes to the same multiprocessor."""
+    that no other of its launch comes to the same multiprocessor; `tiled`: experts by matrix steps
+    (tile_plans.py), for which warps, depth, blocks, table_room and bulk count."""
 
     spans: int | None = None
     lanes: int | None = None
@@ -123,6 +124,7 @@ class RowTuning:
     piece_room: int | None = None
     bulk: bool | None = None
     apart: bool | None = None
+    tiled: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.chains import chains_plan
 from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.lanes import lanes_plan, vector_width
-from strata.kernels.cuda.plans import DENSE, DOWN, GATE_UP, PAIRS
+from strata.kernels.cuda.plans import DENSE, DOWN, GATE_UP, PAIRS, RowTuning
 from strata.kernels.cuda.product import lanes_constants
 from strata.kernels.formats import BY_NAME, CARD_FORMS, TensorType
 
@@ -41,6 +41,8 @@ SIDE: Final = BY_NAME["Q8_0"]
 MODES: Final = (DENSE, GATE_UP, DOWN, PAIRS)
 WINDOWS: Final = (1, 2, 8)
 """Rows of a window: one of each kind of kernel."""
+MOST: Final = max(WINDOWS)
+"""Of these experts are cut into tiles, too, where their type allows it."""
 PROMPTS: Final = (48, 8192)
 """Rows of a prompt: of small tiles and of large ones."""
 
@@ -71,12 +73,13 @@ def _blocks(
             (0,) if mode == DENSE else (0, 2) if mode == GATE_UP else (2,),
         )
         for n, used, wide in product(windows, experts, sorted({False, row_plans.aligned(kind, ())})):
-            row = row_plans.row_plan(card, kind, mode, (512,), cols, n, used, wide)
-            yield "product_row.cu", row.constants(kind, mode)
-            side = row_plans.side_plan(card, row, SIDE, mode, 512, cols, n) if used and mode != PAIRS else None
-            if side is not None:
-                own = side.constants(SIDE, DENSE if mode == DOWN else mode)
-                yield "product_row_beside.cu", row.constants(kind, mode) | own
+            for tuning in (RowTuning(), RowTuning(tiled=True)) if n == MOST and used else (RowTuning(),):
+                row = row_plans.row_plan(card, kind, mode, (512,), cols, n, used, wide, tuning)
+                yield "product_row.cu", row.constants(kind, mode)
+                side = row_plans.side_plan(card, row, SIDE, mode, 512, cols, n) if used and mode != PAIRS else None
+                if side is not None:
+                    own = side.constants(SIDE, DENSE if mode == DOWN else mode)
+                    yield "product_row_beside.cu", row.constants(kind, mode) | own
         for n in windows if mode == DENSE else ():
             yield "product_window.cu", plans.window_plan(card, kind, (512,), 256, n).constants(kind)
         if mode != DOWN:

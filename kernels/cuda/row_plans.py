@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
+from strata.kernels.cuda import tile_plans
 from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.plans import (
     ACTIVATION_BLOCK,
@@ -25,6 +26,7 @@ from strata.kernels.cuda.plans import (
     table_bytes,
     table_copies,
 )
+from strata.kernels.cuda.tile_plans import TilePlan
 from strata.kernels.formats import TensorType
 
 MOST_COLUMNS: Final = 8
@@ -218,13 +220,17 @@ def row_plan(
     used: int = 0,
     wide: bool = False,
     tuning: RowTuning = UNTUNED,
-) -> RowPlan:
+) -> RowPlan | TilePlan:
     """A plan; matrix_rows: rows of each matrix, or of an expert; used: experts of a row, 0 for dense matrices. `wide`:
     see `aligned`. A block with few rows leaves room on its multiprocessor for one of the next kernel, unless it needs
     more: of two one may have a table. Raises ValueError when nothing fits."""
     if n * used > MOST_PAIRS or (n > MOST_COLUMNS and not used):
         most = f"{MOST_PAIRS} pairs of a row and an expert" if used else f"{MOST_COLUMNS} rows"
         raise ValueError(f"a product of a window has at most {most}, got {n * max(used, 1)}: send fewer rows")
+    if tile_plans.tiled(card, kind, used, n * used, tuning):
+        tiles = tile_plans.tile_plan(card, kind, mode, matrix_rows[0], cols, n, used, tuning)
+        if tiles is not None:
+            return tiles
     job = _Job(card, kind, mode, matrix_rows, cols, n, used, wide, tuning)
     if job.one_row and card.roomy:
         for way in _ONE_ROW[job.kind_of_row]:
@@ -247,7 +253,7 @@ def row_plan(
 
 @lru_cache(maxsize=256)
 def side_plan(
-    card: Card, main: RowPlan, kind: TensorType, mode: str, rows: int, cols: int, n: int = 1
+    card: Card, main: RowPlan | TilePlan, kind: TensorType, mode: str, rows: int, cols: int, n: int = 1
 ) -> SidePlan | None:
     """A plan for the shared expert's product of n rows in the launch of the experts' that `main` cuts: GATE_UP in its
     stages, which are not in use yet; DOWN, the outputs of each block, behind all. None when it does not fit, or has a
@@ -256,13 +262,13 @@ def side_plan(
         return None
     at = main.at_stages if mode == GATE_UP else main.end
     for spans in (None, 1):  # small items take less room
-        tuning = RowTuning(spans=spans, warps=main.warps, bulk=main.bulk, apart=False)
+        tuning = RowTuning(spans=spans, warps=main.warps, bulk=main.bulk, apart=False, tiled=False)
         try:
             own = row_plan(card, kind, mode, (rows,), cols, n, int(mode == DOWN), tuning=tuning)
         except ValueError:
             continue
         shared = max(main.shared, at + own.shared)
-        if own.blocks == main.blocks and shared <= card.shared_block - STATIC:
+        if isinstance(own, RowPlan) and own.blocks == main.blocks and shared <= card.shared_block - STATIC:
             return SidePlan(own, at, shared)
     return None
 

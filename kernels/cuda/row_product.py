@@ -20,6 +20,7 @@ from strata.kernels.cuda import row_plans
 from strata.kernels.cuda.arguments import enter_matrices, fill, run, structure
 from strata.kernels.cuda.plans import DENSE, GATE_UP, RowTuning
 from strata.kernels.cuda.row_plans import RowPlan, SidePlan
+from strata.kernels.cuda.tile_plans import TilePlan
 from strata.kernels.cuda.workspace import DeviceArray
 from strata.kernels.formats import TensorType
 
@@ -31,6 +32,7 @@ ROW: Final = structure(
 )  # fmt: skip
 """Arguments of product_row.cu."""
 
+Plan = RowPlan | TilePlan
 Matrices = Sequence[tuple[int, DeviceArray, int]]
 """(address, output, rows) of each."""
 
@@ -47,7 +49,7 @@ class Side:
     given: dict[str, Any]
 
 
-def plan(kind: TensorType, matrices: Matrices, n: int, cols: int, tuning: RowTuning, mode: str = DENSE) -> RowPlan:
+def plan(kind: TensorType, matrices: Matrices, n: int, cols: int, tuning: RowTuning, mode: str = DENSE) -> Plan:
     """For n rows of activations and dense matrices. Raises ValueError when the card does not hold so many rows."""
     wide = row_plans.aligned(kind, tuple(at for at, _, _ in matrices))
     rows = tuple(rows for _, _, rows in _outputs(matrices, mode))
@@ -59,13 +61,13 @@ def _outputs(matrices: Matrices, mode: str) -> Matrices:
     return matrices[:1] if mode == GATE_UP else matrices
 
 
-def dense(plan: RowPlan, kind: TensorType, matrices: Matrices, mode: str, **more: Any) -> None:
+def dense(plan: Plan, kind: TensorType, matrices: Matrices, mode: str, **more: Any) -> None:
     """Rows of activations, `x` or their quantised form, times matrices of one type."""
     _launch(plan, kind, mode, matrices, len(_outputs(matrices, mode)), **more)
 
 
 def experts(
-    plan: RowPlan, kind: TensorType, mode: str, out: DeviceArray, rows: int, side: Side | None = None, **more: Any
+    plan: Plan, kind: TensorType, mode: str, out: DeviceArray, rows: int, side: Side | None = None, **more: Any
 ) -> None:
     """One product of the picked experts: their rows times the rows of the window, or the pairs' own (DOWN)."""
     if side is None:
@@ -78,12 +80,12 @@ def experts(
     run("product_row_beside", constants, plan.blocks, 32 * plan.warps, own, side.plan.shared, more=behind)
 
 
-def _launch(plan: RowPlan, kind: TensorType, mode: str, matrices: Matrices, sources: int, **more: Any) -> None:
+def _launch(plan: Plan, kind: TensorType, mode: str, matrices: Matrices, sources: int, **more: Any) -> None:
     arguments = _arguments(plan, matrices, sources, **more)
     run("product_row", plan.constants(kind, mode), plan.blocks, 32 * plan.warps, arguments, plan.shared)
 
 
-def _arguments(plan: RowPlan, matrices: Matrices, sources: int, **more: Any) -> np.ndarray:
+def _arguments(plan: Plan, matrices: Matrices, sources: int, **more: Any) -> np.ndarray:
     more.pop("sums", None)  # the kernel makes them
     arguments = fill(ROW, matrices=sources, **plan.arguments(), **more)
     enter_matrices(arguments, matrices, 1)

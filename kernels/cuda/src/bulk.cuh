@@ -30,20 +30,30 @@ struct Runs {
     // Run `turn` of at most MOST bytes begins; all lanes come, and `stage` is free.
     template <int MOST>
     DEVICE void begin(u32 turn, void* stage, const u8* from, int bytes) const {
-        const int lane = threadIdx.x & 31;
+        expect(turn, bytes);
+        piece<MOST>(turn, stage, from, bytes);
+    }
+    // The same in pieces: first how many bytes they have together.
+    DEVICE void expect(u32 turn, int bytes) const {
 #if BULK
-        if (lane == 0) {
-            const u32 barrier = barriers + 8 * (turn % DEPTH);
+        if ((threadIdx.x & 31) == 0) {
             u64 state;
             asm volatile("mbarrier.arrive.expect_tx.shared.b64 %0, [%1], %2;"
                          : "=l"(state)
-                         : "r"(barrier), "r"(bytes)
-                         : "memory");
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                             (u32)__cvta_generic_to_shared(stage)),
-                         "l"(from), "r"(bytes), "r"(barrier)
+                         : "r"(barriers + 8 * (turn % DEPTH)), "r"(bytes)
                          : "memory");
         }
+#endif
+    }
+    template <int MOST>
+    DEVICE void piece(u32 turn, void* stage, const u8* from, int bytes) const {
+        const int lane = threadIdx.x & 31;
+#if BULK
+        if (lane == 0)
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                             (u32)__cvta_generic_to_shared(stage)),
+                         "l"(from), "r"(bytes), "r"(barriers + 8 * (turn % DEPTH))
+                         : "memory");
 #else
         from += 16 * lane;
 #pragma unroll

@@ -1,7 +1,11 @@
 // What the items of a block read beside weights, in shared memory: activations, their scales and sums, the type's table.
 //
 // Activations lie item by item, in the order that the items want, a row's first ones behind it again (turns.cuh). Needs
-// items.cuh, quantize.cuh, segments.cuh and product_row.cu's constants of an item.
+// items.cuh, quantize.cuh, segments.cuh and the constants of an item that row_job.cuh has.
+
+#ifndef INPUTS_AHEAD
+#define INPUTS_AHEAD 4
+#endif
 
 DEVICE void store_input(const Arguments& a, u8* shared, int row, int o, uint2 words, float d, int group_sum) {
     const int span = o >> 2, u = o & 3, item = span / SPANS, s = span - item * SPANS;
@@ -56,7 +60,7 @@ DEVICE void quantize_to_shared(const Arguments& a, u8* shared, int number, int o
 // Rows begin + 0, 1, ... rows - 1 of the inputs as the items want them, by `threads` threads of which this is number
 // `thread`: whole warps. The rows lie side by side; a warp takes 32 octets at a time and reads AHEAD times first.
 DEVICE void inputs_to_shared(const Arguments& a, u8* shared, int begin, int rows, int thread, int threads) {
-    enum { AHEAD = 4, FLOATS_AHEAD = COLUMNS == 1 ? 2 : 4 };
+    enum { AHEAD = INPUTS_AHEAD, FLOATS_AHEAD = COLUMNS == 1 && !TILED ? 2 : 4 };
     const int octets = ITEMS * SPANS * 4, total = rows * octets, lane = threadIdx.x & 31;
     const long long before = (long long)begin * octets;
     for (int first = thread & ~31; first < total; first += (a.x ? FLOATS_AHEAD : AHEAD) * threads) {
@@ -87,6 +91,17 @@ DEVICE void inputs_to_shared(const Arguments& a, u8* shared, int begin, int rows
             }
         }
     }
+}
+
+// The activations that the block needs, by the warps from this one on.
+DEVICE void prepare_inputs(const Arguments& a, u8* shared, int first_warp) {
+    int begin = 0, rows = a.n;
+    if (MODE == DOWN || HERE) {
+        const Tokens tokens(Share(a.n * a.matrix[0].rows), a.matrix[0].rows);
+        const int each = HERE ? 1 : a.used;
+        begin = tokens.first * each, rows = tokens.count * each;
+    }
+    inputs_to_shared(a, shared, begin, rows, (int)threadIdx.x - 32 * first_warp, 32 * (WARPS - first_warp));
 }
 
 #if HAS_TABLE

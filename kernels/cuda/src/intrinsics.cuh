@@ -272,3 +272,17 @@ DEVICE void multiply16(int (&c)[4], u32 a_low, u32 a_high, u32 b) {
     if (HEIGHT == 16) step8x8x16(c[2], c[3], a_high, b);
 #endif
 }
+
+// c (16 x 8) += a (16 x 32) * b (32 x 8), as multiply32 has them.
+DEVICE void add_multiply32(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if ARCH >= 800
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    step8x8x16(c[0], c[1], a[0], b0);
+    step8x8x16(c[0], c[1], a[2], b1);
+    step8x8x16(c[2], c[3], a[1], b0);
+    step8x8x16(c[2], c[3], a[3], b1);
+#endif
+}

@@ -68,3 +68,27 @@ template <>
 struct OwnScales<Q5_K> : OwnMinima {
     using OwnMinima::OwnMinima;
 };
+
+template <>
+struct OwnScales<IQ3_S_CARD> {
+    float scale[2], offset[2];
+
+    DEVICE OwnScales(const u8* p, int t) {
+        const uint2 head = *(const uint2*)p;
+        const u32 own = head.y >> (16 * (t & 1) + 4 * (t >> 1)) & 0x0F0Fu;
+        const float d = half_value((u16)head.x), quarter = d * 0.25f, less = d * -31.875f;
+#pragma unroll
+        for (int i = 0; i < 2; i++)  // (2 n + 1) d / 8 as (128 + n) d / 4 - 255 d / 8, exact; FACTOR is 8
+            scale[i] = fmaf(float_bits(permute(own, 0x43000000u, 0x7044 + (i << 8))), quarter, less);
+    }
+};
+
+template <>
+struct OwnScales<IQ4_NL_CARD> {
+    float scale[2], offset[2];
+
+    DEVICE OwnScales(const u8* p, int t) {
+        const u32 both = *(const u32*)(p + 72 * (t >> 1) + 4 * (t & 1));
+        scale[0] = half_value((u16)both), scale[1] = half_value((u16)(both >> 16));
+    }
+};

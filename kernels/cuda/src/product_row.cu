@@ -1,11 +1,16 @@
-// The product of quantised weights with the rows of a window (row_job.cuh).
+// The product of quantised weights with the rows of a window (row_job.cuh; experts also by matrix steps, tile_job.cuh).
 //
-// Constants: those of row_job.cuh, and blocks that a multiprocessor's registers hold (BESIDE).
+// Constants: TILED = 1 for tile_job.cuh, those of the job, and blocks that a multiprocessor's registers hold (BESIDE).
 #include "device.cuh"
 #include "formats.cuh"
 #include "items.cuh"
+#include "own_scales.cuh"
 #include "quantize.cuh"
+#if TILED
+#include "tile_job.cuh"
+#else
 #include "row_job.cuh"
+#endif
 
 KERNEL __launch_bounds__(32 * WARPS, BESIDE) void product_row(PARAMETER Arguments a) {
     extern __shared__ __align__(16) u8 shared[];
@@ -13,9 +18,9 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE) void product_row(PARAMETER Argument
     __shared__ u64 barriers[BULK ? WARPS * DEPTH : 1];
     if (a.early) next_may_come();
     Job job(a, shared, barriers);
-    const bool picks = job.picks();
+    const bool picks = has_picks(a);
     if (picks) {
-        job.expect_picks();
+        expect_picks(a);
         table_to_shared(shared + a.at_grid);
         if (a.older) prepare_inputs(a, shared, 0);
         if (!a.early) inputs_ready();

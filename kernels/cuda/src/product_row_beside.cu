@@ -1,7 +1,7 @@
 // The product of a token's experts, and that of the expert that every token has, in one launch. Order of summation: ops.py,
 // `product`.
 //
-// Each block has a part of both (row_job.cuh). Gate and up of the shared expert are computed while the kernel before, the
+// Each block has a part of both (row_job.cuh, tile_job.cuh). Gate and up of the shared expert are computed while the kernel before, the
 // router, still picks: the inputs are older than it (`older`), and it does not know the result. With DOWN the shared expert's
 // outputs of a block are those that the block joins: they stay in its shared memory.
 //
@@ -11,12 +11,18 @@
 #include "device.cuh"
 #include "formats.cuh"
 #include "items.cuh"
+#include "own_scales.cuh"
 #include "quantize.cuh"
 
 namespace picked {
+#if TILED
+#include "tile_job.cuh"
+#else
 #include "row_job.cuh"
+#endif
 }
 
+#undef TILED
 #undef TYPE
 #undef MODE
 #undef SPANS
@@ -27,6 +33,7 @@ namespace picked {
 #undef COPIES
 #undef HERE
 #undef HAS_TABLE
+#define TILED 0
 #define TYPE SIDE_TYPE
 #define MODE SIDE_MODE
 #define SPANS SIDE_SPANS
@@ -67,7 +74,7 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE)
         __syncthreads();
         picked::join_pairs(a, job.finder, side.finder.y);
     } else {
-        job.expect_picks();
+        picked::expect_picks(a);
         if (side.warp == 0) side.finder.find(&side_found);
         else shared_by_all::prepare_inputs(b, side.shared, 1);
         __syncthreads();

@@ -21,6 +21,9 @@
 #ifndef HERE
 #define HERE 0
 #endif
+#ifndef TILED
+#define TILED 0
+#endif
 
 typedef TYPE F;
 #if COLUMNS == 1
@@ -45,7 +48,8 @@ enum {
     SUM_PITCH = ODD_QUADS((ITEMS + EXTRA) * SUM_ITEM),
     SCALE_PITCH = ODD_QUADS(ITEMS * SPANS),
     TERM_PITCH = ODD_QUADS(ITEMS * TERM_ITEM),
-    TURN_ITEMS = 32 / PARTS
+    TURN_ITEMS = 32 / PARTS,
+    ROW_BYTES = ITEMS * ITEM_BYTES
 };
 
 #include "bulk.cuh"
@@ -119,38 +123,6 @@ DEVICE void add_strip(const Arguments& a, const u8* shared, const Segment* segme
     else *to = MODE == DENSE && a.join ? fmaf(sigmoid_f32(a.join[column]), sum, *to) : sum;
 }
 
-// The pairs of the block's outputs joined in rank order. `beside`: null, or what is added to them.
-DEVICE void join_pairs(const Arguments& a, const Finder& found, const float* beside) {
-    const int rows = a.matrix[0].rows;
-    const Share share(a.n * rows);
-    const Tokens tokens(share, rows);
-    const int count = tokens.count * a.used;
-    const float *weights = found.weights(count), *joins = found.joins(count);
-    for (int i = threadIdx.x; i < share.end - share.begin; i += 32 * WARPS) {
-        const int at = share.begin + i, token = at / rows, r = at - token * rows, t = token - tokens.first;
-        float acc = 0.0f;
-#pragma unroll 4
-        for (int k = 0; k < a.used; k++) {
-            const int p = t * a.used + k;
-            float own = found.y[k * share.each + i];
-            if (found.keys[p] == SKIPPED) own = a.given[((long long)token * a.used + k) * rows + r];
-            acc = fmaf(weights[p], own, acc);
-        }
-        a.matrix[0].out[at] = beside ? fmaf(sigmoid_f32(joins[t]), beside[i], acc) : acc;
-    }
-}
-
-// The activations that the block needs, by the warps from this one on.
-DEVICE void prepare_inputs(const Arguments& a, u8* shared, int first_warp) {
-    int begin = 0, rows = a.n;
-    if (MODE == DOWN || HERE) {
-        const Tokens tokens(Share(a.n * a.matrix[0].rows), a.matrix[0].rows);
-        const int each = HERE ? 1 : a.used;
-        begin = tokens.first * each, rows = tokens.count * each;
-    }
-    inputs_to_shared(a, shared, begin, rows, (int)threadIdx.x - 32 * first_warp, 32 * (WARPS - first_warp));
-}
-
 // What other warps of the block have written is there, and what this one has.
 DEVICE void share_block() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 
@@ -184,14 +156,6 @@ struct Job {
           finder{a, segments, (int*)(shared + a.at_keys), (float*)(shared + a.at_y), {}},
           runs(barriers + (BULK ? (threadIdx.x >> 5) * DEPTH : 0)), warp(threadIdx.x >> 5), lane(threadIdx.x & 31) {
         for (int i = threadIdx.x; i < a.strips; i += 32 * WARPS) arrived[i] = 0;
-    }
-    // Whether the picks say which weights: those of DOWN are older.
-    DEVICE bool picks() const { return (MODE == GATE_UP && a.ids) || MODE == PAIRS; }
-    // The addresses of the experts, to the second cache: the weights of a window have driven them out, and a pick would wait
-    // for them. A few blocks do for all.
-    DEVICE void expect_picks() const {
-        const int line = blockIdx.x * 32 * WARPS + threadIdx.x, lines = (a.experts + 15) / 16;
-        if (a.ids && line < HALVES * lines) expect((line < lines ? a.first : a.second) + line % lines * 16);
     }
     DEVICE u8* stages() const { return shared + a.at_stages + warp * (DEPTH * STAGE); }
 

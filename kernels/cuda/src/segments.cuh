@@ -1,4 +1,5 @@
-// The work of a block, found by its first warp, and the arguments of the kernel. Needs device.cuh, ITEMS, ITEM_BYTES and TURN_ITEMS.
+// The work of a block, found by its first warp, and the arguments of the kernel. Needs device.cuh, WARPS, ROW_BYTES, and ITEMS and
+// TURN_ITEMS unless TILED.
 //
 // All rows of all sources lie side by side, and a block has an equal part of them: of few sources a *segment* each. Rows of
 // experts that several pairs have are taken in turn, row by row, so that a block reads them for all of these pairs. Of DOWN
@@ -44,7 +45,14 @@ enum { HALVES = MODE == GATE_UP ? 2 : 1 };  // gate, then up
 
 DEVICE int divide(int a, int by, int inverse) { return by == 1 ? a : (int)__umulhi((u32)a, (u32)inverse); }
 
+#if TILED
+DEVICE int turns_of_strip(int) { return 1; }
+#else
 DEVICE int turns_of(int items) { return (int)((u32)(items + TURN_ITEMS - 1) / TURN_ITEMS); }
+
+// Of a strip of so many rows.
+DEVICE int turns_of_strip(int rows) { return HALVES * turns_of(rows * ITEMS); }
+#endif
 
 DEVICE int clamp(int x, int least, int most) { return min(max(x, least), most); }
 
@@ -91,7 +99,7 @@ struct Finder {
         const bool there = own.rows > 0;
         const int strips = there ? divide(own.rows + a.strip - 1, a.strip, a.strip_inverse) : 0;
         const int last = own.rows - (strips - 1) * a.strip;
-        const int turns = there ? (strips - 1) * a.strip_turns + HALVES * turns_of(last * ITEMS) : 0;
+        const int turns = there ? (strips - 1) * a.strip_turns + turns_of_strip(last) : 0;
         const u32 mask = __ballot_sync(~0u, there);
         int number = found.segments;
         own.turn = found.turns, own.strip = found.strips;
@@ -104,7 +112,7 @@ struct Finder {
         }
         if (there) segments[number] = own;
     }
-    DEVICE long long row_bytes() const { return ITEMS * ITEM_BYTES; }
+    DEVICE long long row_bytes() const { return ROW_BYTES; }
 
     DEVICE void matrices() {
         const int m = threadIdx.x & 31;
@@ -274,3 +282,34 @@ struct Finder {
         if ((threadIdx.x & 31) == 0) segments[found.segments].turn = found.turns, *to = found;
     }
 };
+
+// Whether the picks say which weights: those of DOWN are older.
+DEVICE bool has_picks(const Arguments& a) { return (MODE == GATE_UP && a.ids) || MODE == PAIRS; }
+
+// The addresses of the experts, to the second cache: the weights of a window have driven them out, and a pick would wait
+// for them. A few blocks do for all.
+DEVICE void expect_picks(const Arguments& a) {
+    const int line = blockIdx.x * 32 * WARPS + threadIdx.x, lines = (a.experts + 15) / 16;
+    if (a.ids && line < HALVES * lines) expect((line < lines ? a.first : a.second) + line % lines * 16);
+}
+
+// The pairs of the block's outputs joined in rank order. `beside`: null, or what is added to them.
+DEVICE void join_pairs(const Arguments& a, const Finder& found, const float* beside) {
+    const int rows = a.matrix[0].rows;
+    const Share share(a.n * rows);
+    const Tokens tokens(share, rows);
+    const int count = tokens.count * a.used;
+    const float *weights = found.weights(count), *joins = found.joins(count);
+    for (int i = threadIdx.x; i < share.end - share.begin; i += 32 * WARPS) {
+        const int at = share.begin + i, token = at / rows, r = at - token * rows, t = token - tokens.first;
+        float acc = 0.0f;
+#pragma unroll 4
+        for (int k = 0; k < a.used; k++) {
+            const int p = t * a.used + k;
+            float own = found.y[k * share.each + i];
+            if (found.keys[p] == SKIPPED) own = a.given[((long long)token * a.used + k) * rows + r];
+            acc = fmaf(weights[p], own, acc);
+        }
+        a.matrix[0].out[at] = beside ? fmaf(sigmoid_f32(joins[t]), beside[i], acc) : acc;
+    }
+}

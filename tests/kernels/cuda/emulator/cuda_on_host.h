@@ -489,6 +489,14 @@ static inline void ptx_mma_sync_aligned_m16n8k32_row_col_s32_s8_s8_s32(
     emulated::multiply<2>(to, a, b, from);
     d0 = to[0], d1 = to[1], d2 = to[2], d3 = to[3];
 }
+static inline void ptx_mma_sync_aligned_m16n8k32_row_col_s32_s8_s8_s32(
+    int& d0, int& d1, int& d2, int& d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+    const unsigned a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+    const int from[4] = {d0, d1, d2, d3};
+    int to[4];
+    emulated::multiply<2>(to, a, b, from);
+    d0 = to[0], d1 = to[1], d2 = to[2], d3 = to[3];
+}
 static inline void ptx_mma_sync_aligned_m16n8k16_row_col_s32_s8_s8_s32(int& d0, int& d1, int& d2, int& d3, unsigned a0,
                                                                        unsigned a1, unsigned b0, int c) {
     const unsigned a[2] = {a0, a1}, b[1] = {b0};

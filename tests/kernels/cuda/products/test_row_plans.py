@@ -31,7 +31,9 @@ def planned(job: tuple) -> tuple[RowPlan, list[int], str]:
     kind = BY_NAME[name]
     rows = rows if mode == DENSE else rows[:1]
     used = 0 if mode == DENSE else used
-    plan = row_plan(CARDS[arch], kind, mode, tuple(rows), blocks * max(kind.block, 64), n, used)
+    cols = blocks * max(kind.block, 64)
+    plan = row_plan(CARDS[arch], kind, mode, tuple(rows), cols, n, used, tuning=RowTuning(tiled=False))
+    assert isinstance(plan, RowPlan)
     return plan, rows, mode
 
 
