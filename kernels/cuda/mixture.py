@@ -23,7 +23,7 @@ import numpy as np
 
 from strata.kernels.check import check, require
 from strata.kernels.cuda import card as cards
-from strata.kernels.cuda import few_plans, lanes, prompt_plans, row_plans, row_product
+from strata.kernels.cuda import lanes, prompt_plans, row_plans, row_product
 from strata.kernels.cuda.arguments import (
     LANES_WINDOW,
     PROMPT,
@@ -59,9 +59,6 @@ MOST_PICKS: Final = 1024
 """MOST_PICKS of count_hits.cu."""
 
 
-Prompts = few_plans.FewPlan | prompt_plans.PromptPlan
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Tally:
     """hits int32 (2, WINDOW_ROWS) on the device: picks of a window's rows whose expert lies between two addresses, and
@@ -81,9 +78,8 @@ class Tally:
 class Bank:
     """Expert matrices of one type: (rows, cols) each, uint64 addresses (experts,) on the device.
 
-    rounds   of a layer's gate: for a prompt with these ids (rows, used), gate, up and down round by round; between them
-             all picked experts have their addresses once. What it yields is valid until it is asked for more. None: one
-             round, these banks
+    rounds   of a layer's gate: for a prompt of so many rows, gate, up and down round by round; between them all experts
+             have their addresses once. What it yields is valid until it is asked for more. None: one round, these banks
     tally    of a layer's gate: where windows count which picks lie in the expert cache
     helper   of a layer's gate: how windows ask the processor for experts. None: the card computes all of them
     stage    of a layer's gate: where windows bring those that lie in RAM. None: they are read in place
@@ -93,7 +89,7 @@ class Bank:
     rows: int
     cols: int
     addresses: DeviceArray
-    rounds: Callable[[DeviceArray], Iterable[tuple[Bank, Bank, Bank]]] | None = None
+    rounds: Callable[[int], Iterable[tuple[Bank, Bank, Bank]]] | None = None
     tally: Tally | None = None
     helper: Helper | None = None
     stage: Stage | None = None
@@ -328,13 +324,12 @@ class _Part:
         """Pairs sorted by expert, then a launch a product and round."""
         groups: dict[int, tuple[DeviceArray, ...]] = {}
         inputs = _Inputs(self.x, QuantizedInputs(self.workspace, self.x), self.used)
-        plan = self._prompt_plan(gate, GATE_UP)
-        quantizes = gate.type is up.type and plan is not None and plan.quantizes and not down.type.is_float
+        quantizes = gate.type is up.type and not gate.type.is_float and not down.type.is_float
         made = room_for_quantized(self.workspace, self.pairs, gate.rows, down.type) if quantizes else None
         n_hidden = 0 if quantizes else 1 if gate.type is up.type else 2
         hidden = [self.workspace.array((self.pairs, gate.rows)) for _ in range(n_hidden)]
         outputs = self.workspace.array((self.pairs, down.rows))
-        for first, second, last in gate.rounds(self.ids) if gate.rounds else ((gate, up, down),):
+        for first, second, last in gate.rounds(len(self.x)) if gate.rounds else ((gate, up, down),):
             if made is not None:
                 self._prompt_product(first, GATE_UP, inputs, made.q, groups, second.addresses, (down.type, made))
                 self._prompt_product(last, PAIRS, _Inputs(None, made, 1), outputs, groups)
@@ -362,17 +357,17 @@ class _Part:
             self._prompt_product(up, PAIRS, inputs, hidden[1], groups)
             gate_times_up(*hidden)
 
-    def _prompt_plan(self, bank: Bank, mode: str) -> Prompts | None:
+    def _prompt_plan(self, bank: Bank, mode: str) -> prompt_plans.PromptPlan | None:
         if bank.type.is_float:
             return None
         each = prompt_plans.expected(self.pairs, bank.experts)
-        return few_plans.plan(cards.card(), bank.type, mode, (bank.rows,), bank.cols, each)
+        return prompt_plans.prompt_plan(cards.card(), bank.type, mode, (bank.rows,), bank.cols, each)
 
     def _sorted(
-        self, bank: Bank, plan: Prompts | None, groups: dict[int, tuple[DeviceArray, ...]]
+        self, bank: Bank, plan: prompt_plans.PromptPlan | None, groups: dict[int, tuple[DeviceArray, ...]]
     ) -> tuple[DeviceArray, ...]:
         """The pairs sorted by expert, in tiles as the plan wants them; once for all products and rounds."""
-        columns = lanes.TILE if plan is None else plan.columns
+        columns = lanes.TILE if plan is None else plan.cut.columns
         if columns not in groups:
             groups[columns] = group_rows(self.workspace, self.ids, bank.experts, columns)
         return groups[columns]
@@ -405,7 +400,7 @@ class _Part:
         arguments["row_tiles"] = runs
         blocks = runs * len(tile_list)
         constants = plan.constants(kind, mode, made_for[0] if made_for else None)
-        run(plan.source, constants, blocks, plan.threads, arguments, plan.shared)
+        run("product_prompt", constants, blocks, plan.cut.threads, arguments, plan.shared)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
