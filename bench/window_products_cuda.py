@@ -19,7 +19,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,12 @@ TABLE_WAYS = (
     RowTuning(table_room=64 << 10, warps=16),
 )
 """Of experts, beside WAYS: copies of the table of a type that has one."""
+TILE_WAYS = (
+    RowTuning(tiled=True),
+    RowTuning(tiled=True, bulk=False),
+    *(RowTuning(tiled=True, warps=warps, depth=1) for warps in (4, 6, 7, 8, 12, 16)),
+)
+"""Of experts, by matrix steps."""
 WINDOW_WAYS = (
     Tuning(together=False, row=RowTuning(bulk=False)),
     Tuning(together=False, row=RowTuning(warps=12)),
@@ -250,9 +256,11 @@ def ways(case: Case) -> Iterator[Tuning]:
     if case.n > 1 and case.name != "experts":
         yield from WINDOW_WAYS
         return
-    yield from (Tuning(row=way) for way in WAYS)
-    if case.name == "experts":
-        yield from (Tuning(row=way) for way in TABLE_WAYS)
+    if case.name != "experts":
+        yield from (Tuning(row=way) for way in WAYS)
+        return
+    yield from (Tuning(row=way) for way in TILE_WAYS)
+    yield from (Tuning(row=replace(way, tiled=False)) for way in (RowTuning(), *WAYS, *TABLE_WAYS))
 
 
 # ----------------------------------------------------------------------------------------------------------- compiling

@@ -47,8 +47,10 @@ GAIN = 0.999
 Key = tuple[Any, ...]
 """Of a product: type, mode, rows of its matrices, columns, experts of a row."""
 
+_TILES = (8, 1), (7, 1), (6, 1), (4, 1), (12, 2), (12, 1), (16, 1), (20, 1), (10, 2), (8, 2), (6, 2), (8, 3)
+TILE_WAYS = tuple(RowTuning(tiled=True, warps=warps, depth=depth) for warps, depth in _TILES)
 ROW_WAYS = tuple(
-    RowTuning(lanes=lanes, warps=warps, depth=depth, terms_room=room << 10)
+    RowTuning(tiled=False, lanes=lanes, warps=warps, depth=depth, terms_room=room << 10)
     for lanes in (1, 2)
     for warps, depth in ((12, 1), (16, 1), (20, 1), (24, 1), (16, 2), (24, 2))
     for room in (24, 32, 48, 64)
@@ -156,7 +158,7 @@ def ways_of(key: Key, n: int) -> list[Way]:
     kind, mode, rows, cols, used = key
     seen = {row_plans.row_plan(card.card(), BY_NAME[kind], mode, rows, cols, n, used)}
     found = [Way(together=True)] if mode == plans.DENSE else []
-    for row in ROW_WAYS:
+    for row in (*(TILE_WAYS if used else ()), *ROW_WAYS):
         try:
             plan = row_plans.row_plan(card.card(), BY_NAME[kind], mode, rows, cols, n, used, tuning=row)
         except ValueError:  # does not fit
