@@ -2,10 +2,10 @@
 
     python -m strata.bench.gpu_tests --json FILE [--workers 8] [--only PATH ...] [--sanitize [--every N]]
 
-First the tests of the kernels in several processes that share the card, then all others one after the other, since each
-of them takes the memory of a whole card. --sanitize: the tests of the kernels under compute-sanitizer's memcheck
-instead, which runs them a hundred times slower or more: --every N takes each N-th test of every file. A file of tests
-is a check of the report; a record is the seconds of a part.
+First the tests of the kernels in several processes that share the card, then all others in as many; last, one after the
+other, those that ask the driver what is free (marked `whole_card`). --sanitize: the tests of the kernels under
+compute-sanitizer's memcheck instead, which runs them a hundred times slower or more: --every N takes each N-th test of
+every file. A file of tests is a check of the report; a record is the seconds of a part.
 Exit code 1 when a test failed, or when none ran.
 """
 
@@ -29,30 +29,34 @@ from strata.bench.report import Check, Record, Report, show
 
 KERNELS = "tests/kernels/cuda"
 REST = ("tests/engine", "tests/server", "tests/bench")
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider")
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+SHARED, ALONE = "gpu and not whole_card", "gpu and whole_card"
+NONE_FOUND = 5
+"""Pytest's exit code when no test was asked for: not every folder has one that wants the whole card."""
 TOLD = 300
 """Characters of a failure in the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Tests run by one pytest · its words · a program before it."""
+    """Tests run by one pytest · those of which marks · its words · a program before it."""
 
     name: str
     paths: tuple[str, ...]
+    marks: str = "gpu"
     words: tuple[str, ...] = ()
     under: tuple[str, ...] = ()
 
     def run(self, log: Path) -> int:
         """Pytest's exit code; the results lie in `log`."""
-        words = [f"--junitxml={log}", *self.words, *self.paths]
+        words = ["-m", self.marks, f"--junitxml={log}", *self.words, *self.paths]
         return subprocess.run([*self.under, *PYTEST, *words], check=False).returncode
 
 
 def sampled(paths: Sequence[str], every: int) -> list[str]:
     """Names of the tests on a card: of every file the first and each `every`-th after it."""
     found = subprocess.run(
-        [*PYTEST, "-o", "addopts=", "--collect-only", *paths], capture_output=True, text=True, check=False
+        [*PYTEST, "-m", "gpu", "-o", "addopts=", "--collect-only", *paths], capture_output=True, text=True, check=False
     ).stdout
     by_file: dict[str, list[str]] = defaultdict(list)
     for line in found.splitlines():
@@ -72,10 +76,14 @@ def parts(only: Sequence[str], workers: int, sanitize: bool, every: int = 1) -> 
         paths = tuple(only) or (KERNELS,)
         if every > 1:
             paths = tuple(sampled(paths, every))
-        return [Part("kernels under memcheck", paths, ("-v", *shared), under)]
+        return [Part("kernels under memcheck", paths, words=("-v", *shared), under=under)]
     kernels = [p for p in only if p.startswith(KERNELS)] if only else [KERNELS]
     rest = [p for p in only if not p.startswith(KERNELS)] if only else list(REST)
-    found = [Part("kernels", tuple(kernels), shared), Part("engine, server and tools", tuple(rest))]
+    found = [
+        Part("kernels", tuple(kernels), words=shared),
+        Part("engine, server and tools", tuple(rest), SHARED, shared),
+        Part("what is free on the card", tuple(rest), ALONE),
+    ]
     return [part for part in found if part.paths]
 
 
@@ -122,12 +130,12 @@ def checks(name: str, found: Sequence[Outcome]) -> list[Check]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
-    parser.add_argument("--workers", type=int, default=8, help="processes for the kernels' tests (8)")
+    parser.add_argument("--workers", type=int, default=8, help="processes that share the card (8)")
     parser.add_argument("--sanitize", action="store_true", help="the kernels' tests under compute-sanitizer memcheck")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="with --sanitize: each N-th test (1: all)")
     parser.add_argument("--only", nargs="*", default=[], metavar="PATH", help="these files or folders of tests")
     args = parser.parse_args(argv)
-    console, records, all_checks, failed = Console(), [], [], False
+    console, records, all_checks, failed, ran = Console(), [], [], False, 0
     try:
         todo = parts(args.only, args.workers, args.sanitize, max(1, args.every))
     except FileNotFoundError as error:
@@ -138,15 +146,17 @@ def main(argv: list[str] | None = None) -> int:
             log, begun = Path(folder) / "junit.xml", time.monotonic()
             code = part.run(log)
             found = list(outcomes(log)) if log.exists() else []
-        failed |= code != 0
+        failed |= code not in (0, NONE_FOUND)
+        ran += len(found)
         records.append(Record.of(f"{part.name}: {len(found)} tests", "s", [time.monotonic() - begun]))
-        all_checks += [Check(f"{part.name}: exit code", code == 0, str(code)), *checks(part.name, found)]
+        all_checks += [Check(f"{part.name}: exit code", code in (0, NONE_FOUND), str(code)), *checks(part.name, found)]
+    all_checks.append(Check("tests ran", ran > 0, str(ran)))
     flags = {"workers": args.workers, "sanitize": args.sanitize, "every": args.every, "only": args.only}
     report = Report(tool="gpu_tests", records=records, checks=all_checks, flags=flags)
     show(report, console)
     if args.json:
         report.write(args.json)
-    return int(failed)
+    return int(failed or not ran)
 
 
 if __name__ == "__main__":

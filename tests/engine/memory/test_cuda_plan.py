@@ -51,6 +51,7 @@ def options_of(pack: Pack, **more: object) -> Options:
     return fitted(Options(pack=str(pack.path), ple_io="vram", **common, **more), pack.spec)
 
 
+@pytest.mark.whole_card
 @pytest.mark.parametrize("name", ["tiny-q2_0", "odd-q8_0"])
 def test_a_start_takes_no_more_than_its_plan_and_not_much_less(counting_or_card, packs, name):
     options = options_of(open_pack(packs[name]))
@@ -58,6 +59,7 @@ def test_a_start_takes_no_more_than_its_plan_and_not_much_less(counting_or_card,
     assert taken - MARGIN <= start(counting_or_card, options, plan) <= taken
 
 
+@pytest.mark.whole_card
 def test_a_start_with_drafts_takes_no_more_than_its_plan_and_not_much_less(counting_or_card, packs):
     pack, file = open_pack(packs["tiny-q8_0"]), str(packs["mtp-tiny-q8_0"])
     options = options_of(pack, mtp=file, spec=4, mtp_window=256)

@@ -156,6 +156,7 @@ def test_the_graph_gives_the_bits_of_the_eager_pass(resident, name):
     assert card.state.state_bytes(0) == card.state.state_bytes(1)
 
 
+@pytest.mark.whole_card
 def test_a_thousand_windows_take_no_memory(resident):
     card = resident("tiny-q4_k_m")
     card.warm()
