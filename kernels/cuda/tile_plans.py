@@ -48,7 +48,8 @@ Beside them is room for the shared expert."""
 @dataclass(frozen=True, slots=True)
 class TilePlan:
     """spans of a row · warps of a block · tiles under way, whether by one instruction each · copies of the table ·
-    rows of a tile, of one matrix · blocks · byte offsets of the parts of shared memory, their end, and how much a block
+    rows of a tile, of one matrix · tiles of a
+    block, where all are full · blocks · byte offsets of the parts of shared memory, their end, and how much a block
     asks for."""
 
     items: int
@@ -57,6 +58,7 @@ class TilePlan:
     bulk: bool
     copies: int
     strip: int
+    tiles: int
     blocks: int
     at_scales: int
     at_keys: int
@@ -69,6 +71,11 @@ class TilePlan:
     shared: int
 
     aligned = False
+
+    @property
+    def fewest_warps(self) -> int:
+        """With as many turns of the last one to end: one more tile of a single warp would leave the memory idle."""
+        return -(-self.tiles // -(-self.tiles // self.warps))
 
     def constants(self, kind: TensorType, mode: str) -> dict[str, int | str]:
         """Macros of product_row.cu."""
@@ -118,7 +125,8 @@ def tile_plan(
     for warps, depth in ways:
         plan = _plan(card, kind, mode, rows, cols, n, used, warps, depth, tuning)
         if plan is not None and plan.shared <= card.shared_block - STATIC:
-            return plan
+            least = plan.fewest_warps if not tuning.warps else warps
+            return plan if least == warps else _plan(card, kind, mode, rows, cols, n, used, least, depth, tuning)
     return None
 
 
@@ -153,4 +161,5 @@ def _plan(
         begin += _round(size, 128)
     del at["at_inputs"]
     bulk = card.arch >= BULK_ARCH if tuning.bulk is None else tuning.bulk
-    return TilePlan(items, warps, depth, bulk, copies, strip, blocks, **at, end=begin, shared=begin)
+    tiles = -(-each // strip) * (used if mode == DOWN else 1)
+    return TilePlan(items, warps, depth, bulk, copies, strip, tiles, blocks, **at, end=begin, shared=begin)
