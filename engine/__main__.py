@@ -103,6 +103,7 @@ def _serve(pack: Pack, options: Options, out: int) -> int:
     from strata.engine.serve import Server, Writer
 
     begun = time.perf_counter()
+    _tell_of_lost_files(pack, out)
     log(f"{pack.path.name}: {pack.n_bytes / 2**20:.0f} MiB, loading; a first start also compiles the kernels")
     runner = _runner(pack, options)
     runner.warm()
@@ -191,6 +192,16 @@ def _runner(pack: Pack, options: Options) -> ModelRunner | CudaRunner:
     from strata.engine.runner import ModelRunner
 
     return ModelRunner(pack, options, draft)
+
+
+def _tell_of_lost_files(pack: Pack, out: int) -> None:
+    """A file that is cut while it is mapped ends the engine with a last line."""
+    from strata.kernels.lost import tell_of_lost_files
+
+    why = "a mapped file cannot be read any more; it was cut while in use, or its disk fails"
+    reason = f"fatal: {pack.path.name}: {why}"
+    said = (_STDERR, f"engine: {reason}\n".encode()), (out, f"{encode(Err(reason))}\n".encode())
+    tell_of_lost_files(said, DIED_EXIT)
 
 
 def _say(text: str) -> int:

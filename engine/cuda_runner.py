@@ -299,7 +299,7 @@ class CudaRunner:
             "expert_cache_mib": experts,
             "expert_cache_primary_mib": experts,
             "expert_pairs": self._resident.model.spec.layers * self._resident.model.spec.experts,
-            "arena_mib": 0 if store is None else store.placement.missing_bytes // MIB,
+            "arena_mib": 0 if store is None else store.placement.locked_bytes // MIB,
             "head_alias": int(self._loan is not None),
             "head_lent_mib": 0 if self._loan is None else self._loan.plan.lent_bytes // MIB,
             "pcie_frac": 0.0 if store is None else 1.0 if store.helpers is None else round(store.helpers.share, 3),

@@ -22,6 +22,8 @@ CARD_FORMS: Final = "STRATA_CARD_FORMS"
 OVERLAP: Final = "STRATA_LAUNCH_OVERLAP"
 KERNEL_CACHE: Final = "STRATA_KERNEL_CACHE"
 HEAD_MOVES: Final = "STRATA_TEST_HEAD_MOVE"
+RESIDENT_HEADROOM: Final = "STRATA_RESIDENT_HEADROOM_GIB"
+ARENA_PIN: Final = "STRATA_ARENA_PIN_GIB"
 
 
 def _names(words: str) -> frozenset[str]:
@@ -38,6 +40,10 @@ HERE: Final[dict[str, str]] = {
     "in CUPY_CACHE_DIR, else `strata/cuda` in XDG_CACHE_HOME or ~/.cache",
     HEAD_MOVES: "switch, for tests: the output head of --prefill-head-alias comes back at another address, which ends "
     "the engine with an error",
+    RESIDENT_HEADROOM: "GiB of RAM that --resident-experts leaves free, if parked conversations do not need more; 4 "
+    "when unset (8 with --resident-cpu-experts)",
+    ARENA_PIN: "GiB of RAM that are page-locked for experts at most, the others are read from the mapped file; auto: "
+    "what --resident-experts would take; 0 or unset: all that VRAM lacks, or none where these do not fit",
     CARD_FORMS: "0: a card that holds all experts keeps the bytes of the file, not the forms of its own that take a "
     "little more memory; the text is the same, only slower",
     OVERLAP: "0: on a card of compute capability 9.0 or newer a kernel waits for the whole of the one before it, as on "
@@ -62,8 +68,8 @@ NO_EFFECT_SWITCHES: Final = _names(
 """Switches of the specification that change nothing with all weights in one memory."""
 
 NO_EFFECT_VALUES: Final = _names(
-    "ARENA_PIN_GIB BATCH_YIELD_CHUNKS DEFAULTS FS_SLOTS HANDOFF_PIPE IQ_MT_MIN "
-    "PIPED_READ_PIECE PIPED_DECODE_MAX_MS PIPED_DECODE_MIN_MS PIPE_ADAPT_EVERY PIPED_MTP RESIDENT_HEADROOM_GIB "
+    "BATCH_YIELD_CHUNKS DEFAULTS FS_SLOTS HANDOFF_PIPE IQ_MT_MIN "
+    "PIPED_READ_PIECE PIPED_DECODE_MAX_MS PIPED_DECODE_MIN_MS PIPE_ADAPT_EVERY PIPED_MTP "
     "TEST_BELL_SLEEP_US WATCHDOG_S WATCHDOG_IO_S PREFILL_LEND_PCT PREFILL_AUTO_MAX PREFILL_RING "
     "PREFILL_STREAM_MIN OWNED_PRICE EXPERT_CACHE_HEADROOM SPLIT_MISS_MS SPLIT_COVER_B SPLIT_RING ADAPT_LAG "
     "FETCH_THREADS"

@@ -385,12 +385,35 @@ _WORKING: Final = (
         "long prompts lay buffers into the output head's VRAM and load it again behind; needs --serve, --mtp and "
         "--short-read 0",
     ),
+    _works(
+        RAM,
+        "--resident-experts",
+        "off",
+        switch,
+        "the experts that VRAM lacks lie in page-locked RAM as far as they fit, hottest first; the others are read "
+        "from the mapped file, and computed by the processor while tokens are generated. Never changes the text",
+    ),
+    _works(RAM, "--resident-cpu-experts", "off", switch, "the same, and all of them must fit"),
+    _works(
+        RAM,
+        "--resident-budget-gib N",
+        "0",
+        whole(0, MAX_GIB),
+        "RAM for --resident-experts; 0: all that is free but 4 GiB (8 with --resident-cpu-experts)",
+    ),
+    _works(
+        RAM,
+        "--mmap-experts",
+        "off",
+        switch,
+        "all experts that VRAM lacks are read from the mapped file, of which the system keeps what it can; so it is "
+        "anyway where they do not fit RAM. Never changes the text",
+    ),
 )
 
 _WHOLE = "keys and values of the whole context have their place from the start"
 _ONE_CARD = "one device computes the model, with one cache of experts of a fixed size"
 _OWN_BUFFERS = "the buffers of prompts have a place of their own in this engine"
-_MAPPED = "the host reads the experts from the mapped file; those that a card does not hold lie in page-locked RAM"
 _POOL = "the host kernels have one pool of threads; use --threads"
 _ONE_LAYER = "the draft layer is used as its file has it"
 _NO_CHAIN = "the text is looked up once a window; use --suffix-draft"
@@ -465,10 +488,6 @@ _PLANNED: Final = (
         whole(0, MAX_CONTEXT),
         "keys and values kept in VRAM, in tokens; the rest streams from page-locked RAM. 0: all",
     ),
-    _planned(RAM, _MAPPED, "--resident-experts", "off", switch, "copies in RAM of the experts that VRAM does not hold"),
-    _planned(RAM, _MAPPED, "--resident-cpu-experts", "off", switch, "the same, and all of them must fit"),
-    _planned(RAM, _MAPPED, "--resident-budget-gib N", "0", whole(0, MAX_GIB), "RAM for these copies; 0: what is free"),
-    _planned(RAM, _MAPPED, "--mmap-experts", "off", switch, "experts from the mapped file, which the system keeps"),
     _planned(READ, _OWN_BUFFERS, "--no-prefill-borrow", "off", switch, "prompt buffers never take cache slots"),
 )
 

@@ -31,6 +31,9 @@ _FOR_A_CACHE: Final = (
     ("--expert-profile-save", "none"),
     ("--pcie-frac", "1"),
     ("--prefill-head-alias", "off"),
+    ("--resident-experts", "off"),
+    ("--resident-cpu-experts", "off"),
+    ("--resident-budget-gib", "0"),
 )
 """The same; a plan takes them for any device."""
 

@@ -1,7 +1,9 @@
 """Which experts change places: those that windows use and the cache lacks, for those that it holds and nobody uses.
 
-    for each layer: experts in RAM by use, those of at least LEAST_USE; experts in the cache by use, least first; paired
-    in this order, and a pair is kept when the first was used `min_gain` more often. Of all layers those with most gain
+    for each layer: experts without a slot by use, those of at least LEAST_USE; those in the cache by use, least first;
+    paired in this order, and a pair is kept when the first was used `min_gain` more often. Of all layers those with
+    most gain. Where one comes from the file, the one that leaves takes the place in RAM of the least used one there, if
+    that is used less
 
 Errors   none
 Cost     a sort of all pairs, some milliseconds, while a window runs
@@ -9,7 +11,7 @@ Cost     a sort of all pairs, some milliseconds, while a window runs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -36,11 +38,13 @@ class AdaptRules:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """An expert in RAM gets the slot of another one of its layer."""
+    """An expert gets the slot of another one of its layer, which takes its place. Where that is in the file, the other
+    one takes the place in RAM of a third, which is in the file from then on; drops -1: there is none that is colder."""
 
     layer: int
     gets: int
     leaves: int
+    drops: int = -1
 
 
 def choose(use: F64, resident: npt.NDArray[np.bool_], rules: AdaptRules) -> list[Swap]:
@@ -56,3 +60,22 @@ def choose(use: F64, resident: npt.NDArray[np.bool_], rules: AdaptRules) -> list
         Swap(int(layer), int(gets[layer, rank]), int(leaves[layer, rank]))
         for layer, rank in zip(layers[best], ranks[best], strict=True)
     ]
+
+
+def dropping(swaps: list[Swap], use: F64, in_ram: npt.NDArray[np.bool_]) -> list[Swap]:
+    """The same with what is dropped for those that come from the file; in_ram (layers, experts)."""
+    gets = {(each.layer, each.gets) for each in swaps}
+    coldest: dict[int, list[int]] = {}
+    found = []
+    for each in swaps:
+        if in_ram[each.layer, each.gets]:
+            found.append(each)
+            continue
+        of_layer = use[each.layer]
+        if each.layer not in coldest:
+            held = np.flatnonzero(in_ram[each.layer]).tolist()
+            coldest[each.layer] = sorted((e for e in held if (each.layer, e) not in gets), key=lambda e: -of_layer[e])
+        left = coldest[each.layer]
+        drops = left.pop() if left and of_layer[left[-1]] < of_layer[each.leaves] else -1
+        found.append(replace(each, drops=drops))
+    return found

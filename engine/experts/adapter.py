@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from strata.engine.experts.adapt import AdaptRules, Swap, choose
+from strata.engine.experts.adapt import AdaptRules, Swap, choose, dropping
 from strata.engine.experts.counts import I64
 from strata.engine.experts.exchange import Exchange
 from strata.engine.experts.store import ExpertStore
@@ -35,6 +35,7 @@ class Adapter:
         swaps = choose(self._use, self._store.resident, self._rules)
         if self._exchange is not None:
             swaps = _few(swaps, [len(self._store.homes(layer).free) for layer in range(len(self._use))])
+        swaps = dropping(swaps, self._use, self._store.in_ram)
         if swaps:
             (self._store.swap if self._exchange is None else self._exchange.fetch)(swaps)
         self.rounds += 1

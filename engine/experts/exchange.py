@@ -4,6 +4,8 @@
     vacate()       tables name these places, so windows from now on read them there; the others are copied to the slots
     occupy()       tables name the slots; the places that are left are free
 
+Who comes from the file is brought by the host in `vacate`, and what is dropped for it is in the file from `occupy` on.
+
 Between any two steps there are windows or prompts, or none: the tables are right behind each. Nothing is polled: what a
 step needs of the one before it waits for in the order of the streams, by then mostly in vain.
 
@@ -58,15 +60,18 @@ class Exchange:
         self._store.moved({each.layer for each in self.moving})
         self._after_work()  # nobody reads the slots any more
         for each, begin in zip(self.moving, self._slots, strict=True):
-            place = int(self._store.homes(each.layer).places[each.gets])
-            self._copies.upload(self._store.slot(each.layer, begin), self._store.place(each.layer, place))
+            self._store.bring(self._copies, each.layer, each.gets, begin)
         self._landed.record()
 
     def occupy(self) -> None:
         self._store.changing()
         self._driver.wait_for(self._landed)
         for each, begin in zip(self.moving, self._slots, strict=True):
-            self._store.homes(each.layer).enter(each.gets, begin)
+            homes = self._store.homes(each.layer)
+            from_file = homes.in_file(int(homes.places[each.gets]))
+            homes.enter(each.gets, begin)
+            if from_file:
+                homes.retreat(each.leaves if each.drops < 0 else each.drops)
         self._store.moved({each.layer for each in self.moving})
         self.moving, self._slots = (), []
 

@@ -1,8 +1,8 @@
 """The processor as a third place for experts: of those that a window misses the card reads a share over PCIe, and the
-processor computes the others meanwhile.
+processor computes the others meanwhile, and all that lie in the file only.
 
     helpers = HostExperts(card, layers, share, threads)
-    helper = helpers.bind(layer, stacks, begins, cache)     # for every layer in order, while experts are placed
+    helper = helpers.bind(layer, stacks, size, ram, cache)  # for every layer in order, while experts are placed
     helpers.start()                                         # before the first window
     helpers.measured(spare)                                 # with `--pcie-frac auto`, once all bytes are there
 
@@ -52,12 +52,13 @@ class Card(Protocol):
 
 
 class HostExperts:
-    """share: of the missing experts that the card reads, 0 to 1; None: as `measured` says, until then half ·
-    threads: of the processor that compute."""
+    """share: of the missing experts in RAM that the card reads, 0 to 1; None: as `measured` says, until then half ·
+    threads: of the processor that compute · filed: layers of which some experts lie in the file only."""
 
-    def __init__(self, card: Card, layers: int, share: float | None, threads: int) -> None:
+    def __init__(self, card: Card, layers: int, share: float | None, threads: int, filed: Sequence[int] = ()) -> None:
         self._card = card
         self._layers = layers
+        self._filed = frozenset(filed)
         self._threads = threads
         self.asks = share is None
         self.share = 0.5 if share is None else share
@@ -70,7 +71,8 @@ class HostExperts:
 
     def bind(self, layer: int, stacks: Sequence[Weight], size: ExpertSize, ram: Bytes, cache: Array) -> Helper | None:
         """A layer's way to the processor; None where the card computes all of it: float weights, or nothing missing."""
-        if not ram.size or any(w.type.is_float for w in stacks):
+        nothing = not ram.size or self.share == 1
+        if (nothing and layer not in self._filed) or any(w.type.is_float for w in stacks):
             return None
         gate = stacks[0]
         if self._desk is None or self._server is None:
@@ -92,6 +94,11 @@ class HostExperts:
         """Time in which the processor has computed experts so far."""
         return 0 if self._server is None else int(self._server.busy_ms)
 
+    @property
+    def filed(self) -> tuple[int, int]:
+        """Experts that windows have had the processor read in the file so far, and their bytes."""
+        return (0, 0) if self._server is None else self._server.filed
+
     def start(self) -> None:
         """Windows may come."""
         if self._server is None:
@@ -104,14 +111,22 @@ class HostExperts:
     def check(self) -> None:
         """Raises DeviceError when an answer did not come in time: windows since then mean nothing."""
         if self._desk is not None and self._desk.failed is not None:
+            remedy = "give it more time of its own, or use --pcie-frac 1"
+            if self._filed:
+                remedy = (
+                    "some of them come from the file: a faster disk helps, or more of them in RAM (--resident-experts) "
+                    "or VRAM"
+                )
             raise DeviceError(
-                f"the processor has not computed experts of layer {self._desk.failed} within {LIMIT_S:.0f} s; give it "
-                "more time of its own, or use --pcie-frac 1"
+                f"the processor has not computed experts of layer {self._desk.failed} within {LIMIT_S:.0f} s; {remedy}"
             )
 
     def measured(self, spare: Array) -> None:
         """Choose the share by how fast both ways are now, with nothing else under way. spare: memory of the card."""
-        if self._desk is None or self._probe is None:
+        if self._desk is None:
+            return
+        if self._probe is None:
+            log("missing experts: too few of them lie in RAM to measure with, so the card reads half of those")
             return
         link, processor = self._link_rate(spare), self._processor_rate()
         self._set(link / (link + processor))

@@ -1,8 +1,9 @@
 """Where the experts of one layer lie at the moment, and the tables of addresses that say so. Pure.
 
-An expert has a slot of the cache or a place among the layer's experts in RAM. A swap exchanges one of each. With spare
-places it may go in two steps: one expert leaves its slot for a free place, another one enters the slot and leaves a
-free place behind.
+An expert has a slot of the cache or a place. The first `locked` places are in RAM that the card reads. Those behind
+them are in the file: there every expert lies anyway, so such a place has no bytes, and only says that its expert is
+nowhere else. A swap exchanges a slot and a place. With spare places it may go in two steps: one expert leaves its slot
+for a free place, another one enters the slot and leaves a free place behind.
 
 Units    bytes; a table is uint64 (3, experts): addresses of gate, up and down, 0 = not there
 """
@@ -15,31 +16,53 @@ import numpy as np
 import numpy.typing as npt
 
 from strata.engine.experts.placement import ExpertSize
+from strata.kernels.desk import IN_FILE
 
 I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 Table = npt.NDArray[np.uint64]
 
 
 @dataclass(slots=True, eq=False)
 class Homes:
-    """begins (experts,): of an expert's slot in the cache, -1: none · places (experts,): in RAM, -1: none · free:
-    places that hold none."""
+    """begins (experts,): of an expert's slot in the cache, -1: none · places (experts,): its place, -1: none · locked:
+    places in RAM · free: places that hold none."""
 
     size: ExpertSize
     begins: I64
     places: I64
+    locked: int
     free: list[int]
 
     @classmethod
-    def of(cls, size: ExpertSize, begins: I64, spare: int = 0) -> Homes:
-        """Those without a slot lie in RAM in the order of their numbers, spare places behind them."""
+    def of(cls, size: ExpertSize, begins: I64, spare: int = 0, in_ram: Mask | None = None) -> Homes:
+        """Those without a slot lie in RAM in the order of their numbers, spare places behind them, and the others in
+        places of the file. in_ram (experts,): None = all that have no slot."""
         missing = begins < 0
-        n = int(missing.sum())
-        return cls(size, begins.copy(), np.where(missing, np.cumsum(missing) - 1, -1), list(range(n, n + spare)))
+        held = missing if in_ram is None else missing & in_ram
+        n, filed = int(held.sum()), missing & ~held
+        places = np.full(len(begins), -1, np.int64)
+        places[held] = np.arange(n)
+        places[filed] = n + spare + np.arange(int(filed.sum()))
+        return cls(size, begins.copy(), places, n + spare, list(range(n, n + spare)))
 
     @property
     def n_places(self) -> int:
         return int((self.places >= 0).sum()) + len(self.free)
+
+    @property
+    def in_ram(self) -> Mask:
+        """Experts that lie in RAM, (experts,)."""
+        return (self.places >= 0) & (self.places < self.locked)
+
+    def in_file(self, place: int) -> bool:
+        """Whether a place has no bytes."""
+        return place >= self.locked
+
+    def within(self, first: int, n: int) -> list[tuple[int, int]]:
+        """(place, expert) of those with one of n places from the first one on."""
+        found = np.flatnonzero((self.places >= first) & (self.places < first + n)).tolist()
+        return [(int(self.places[expert]), expert) for expert in found]
 
     def leave(self, expert: int) -> int:
         """An expert of the cache takes the next free place; its slot is empty. -> the place."""
@@ -49,33 +72,52 @@ class Homes:
         return int(self.places[expert])
 
     def enter(self, expert: int, begin: int) -> None:
-        """An expert in RAM takes an empty slot; its place is free."""
+        """An expert that has a place takes an empty slot; its place is free."""
         if self.places[expert] < 0 or (self.begins == begin).any():
-            raise ValueError(f"expert {expert} must lie in RAM, and the slot at {begin} be empty")
+            raise ValueError(f"expert {expert} must have a place, and the slot at {begin} be empty")
         self.free.append(int(self.places[expert]))
         self.begins[expert], self.places[expert] = begin, -1
 
+    def retreat(self, expert: int) -> None:
+        """An expert in RAM takes a free place of the file; its own one is free."""
+        place = int(self.places[expert])
+        found = next((i for i, free in enumerate(self.free) if self.in_file(free)), None)
+        if place < 0 or self.in_file(place) or found is None:
+            raise ValueError(f"expert {expert} must lie in RAM, and a place of the file be free")
+        self.places[expert], self.free[found] = self.free[found], place
+
     def swap(self, gets: int, leaves: int) -> tuple[int, int]:
-        """An expert in RAM gets the slot of one in the cache, which takes its place. -> the slot's begin, place."""
+        """An expert that has a place gets the slot of one in the cache, which takes its place. -> the slot's begin, the
+        place."""
         begin, place = int(self.begins[leaves]), int(self.places[gets])
         if begin < 0 or place < 0:
-            raise ValueError(f"expert {gets} must lie in RAM and {leaves} in the cache")
+            raise ValueError(f"expert {gets} must have a place and {leaves} lie in the cache")
         self.begins[[gets, leaves]] = begin, -1
         self.places[[gets, leaves]] = -1, place
         return begin, place
 
-    def table(self, cache: int, ram: int) -> Table:
-        """The addresses of all experts, with cache and RAM at these."""
-        at = np.where(self.begins >= 0, cache + self.begins, ram + self.places * self.size.n_bytes)
-        return self._parts(at, np.ones_like(at, bool))
+    def trade(self, one: int, other: int) -> None:
+        """Two experts exchange their places."""
+        if min(self.places[one], self.places[other]) < 0:
+            raise ValueError(f"experts {one} and {other} must have places")
+        self.places[[one, other]] = self.places[[other, one]]
 
-    def round_table(self, cache: int, buffer: int, first: int, n: int) -> Table:
-        """The same for n places from the first one on, copied to a buffer; with the experts of the cache if these are
-        the first of all."""
+    def table(self, cache: int, ram: int, card: bool) -> Table:
+        """The addresses of all experts, with cache and RAM at these. Those in the file are IN_FILE and their number;
+        for what the `card` alone computes they are not there."""
+        at = np.where(self.begins >= 0, cache + self.begins, ram + self.places * self.size.n_bytes)
+        filed = self.places >= self.locked
+        table = self._parts(at, ~filed)
+        if not card:
+            table[:, filed] = np.uint64(IN_FILE) + np.flatnonzero(filed).astype(np.uint64)
+        return table
+
+    def round_table(self, cache: int, buffer: int, first: int, n: int, with_cache: bool) -> Table:
+        """Of those with one of n places from the first one on, copied to a buffer; `with_cache`: and of the cache's."""
         here = (self.places >= first) & (self.places < first + n)
         at = np.where(here, buffer + (self.places - first) * self.size.n_bytes, cache + self.begins)
-        return self._parts(at, here | ((self.begins >= 0) & (first == 0)))
+        return self._parts(at, here | ((self.begins >= 0) & with_cache))
 
-    def _parts(self, at: I64, there: npt.NDArray[np.bool_]) -> Table:
+    def _parts(self, at: I64, there: Mask) -> Table:
         parts = at + np.array(self.size.begins)[:, None]
         return np.where(there, parts, 0).astype(np.uint64)

@@ -1,7 +1,7 @@
-"""Where every expert lies: in a slot of the expert cache, or in RAM that the card reads. Pure.
+"""Where every expert lies: in a slot of the expert cache, in RAM that the card reads, or in the file only. Pure.
 
 Order    the first experts of an order get slots, one after the other: that of a profile, or by number, so that every
-         layer has about as many
+         layer has about as many; the next ones lie in RAM
 Units    bytes; a matrix begins at a multiple of ALIGNMENT, in a slot as in RAM
 Cost     a walk over the pairs
 """
@@ -9,7 +9,7 @@ Cost     a walk over the pairs
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +40,13 @@ class ExpertSize:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """sizes: of each layer's experts · begins (layers, experts): of an expert's slot in the cache, -1: it lies in RAM ·
-    cache_bytes: of all slots · spare: free places of a layer in RAM, where some of its experts lie there."""
+    """sizes: of each layer's experts · begins (layers, experts): of an expert's slot in the cache, -1: it has none ·
+    in_ram (layers, experts): whether it lies in RAM; it has a slot, or it does, or neither: then it is read from the
+    file · cache_bytes: of all slots · spare: free places of a layer in RAM, where some of its experts have no slot."""
 
     sizes: tuple[ExpertSize, ...]
     begins: npt.NDArray[np.int64]
+    in_ram: npt.NDArray[np.bool_]
     cache_bytes: int
     spare: int = 0
 
@@ -57,24 +59,40 @@ class Placement:
         """Pairs that have a slot."""
         return int((self.begins >= 0).sum())
 
-    def missing(self, layer: int) -> list[int]:
-        """Experts of a layer that lie in RAM, in the order in which they lie there."""
-        found: list[int] = np.flatnonzero(self.begins[layer] < 0).tolist()
-        return found
+    @property
+    def missing(self) -> int:
+        """Pairs that have none."""
+        return self.pairs - self.in_cache
+
+    @property
+    def filed(self) -> npt.NDArray[np.bool_]:
+        """Which pairs lie in the file only, (layers, experts)."""
+        return (self.begins < 0) & ~self.in_ram
 
     def spare_of(self, layer: int) -> int:
         """Free places of a layer: none where it misses no expert, or holds none."""
-        n = len(self.missing(layer))
-        return min(self.spare, self.begins.shape[1] - n) if n else 0
+        held = int((self.begins[layer] >= 0).sum())
+        return min(self.spare, held) if held < self.begins.shape[1] else 0
 
-    def ram_bytes(self, layer: int) -> int:
-        """Of the places of a layer."""
-        return (len(self.missing(layer)) + self.spare_of(layer)) * self.sizes[layer].n_bytes
+    def locked_of(self, layer: int) -> int:
+        """Bytes of the places of a layer in RAM."""
+        return (int(self.in_ram[layer].sum()) + self.spare_of(layer)) * self.sizes[layer].n_bytes
 
     @property
-    def missing_bytes(self) -> int:
+    def locked_bytes(self) -> int:
         """Of all experts that lie in RAM, and of spare places."""
-        return sum(map(self.ram_bytes, range(len(self.sizes))))
+        return sum(map(self.locked_of, range(len(self.sizes))))
+
+    @property
+    def spare_bytes(self) -> int:
+        """Of spare places."""
+        return sum(self.spare_of(layer) * size.n_bytes for layer, size in enumerate(self.sizes))
+
+    @property
+    def filed_bytes(self) -> int:
+        """Of all experts that lie in the file only."""
+        of_layers = self.filed.sum(1).tolist()
+        return sum(n * size.n_bytes for n, size in zip(of_layers, self.sizes, strict=True))
 
 
 def by_number(layers: int, experts: int) -> list[Pair]:
@@ -96,4 +114,18 @@ def place(
             break
         begins[layer, expert] = at
         at += slot
-    return Placement(tuple(sizes), begins, sum(slots), spare)
+    return Placement(tuple(sizes), begins, begins < 0, sum(slots), spare)
+
+
+def missing_order(placement: Placement, order: Iterable[Pair]) -> list[Pair]:
+    """The pairs that have no slot: those of the order, then the others by number."""
+    known = dict.fromkeys([*order, *by_number(*placement.begins.shape)])
+    return [pair for pair in known if placement.begins[pair] < 0]
+
+
+def with_copies(placement: Placement, in_ram: Iterable[Pair]) -> Placement:
+    """The same with only these of the others in RAM."""
+    held = np.zeros(placement.begins.shape, bool)
+    for pair in in_ram:
+        held[pair] = True
+    return replace(placement, in_ram=held)

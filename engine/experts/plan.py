@@ -9,20 +9,33 @@ Errors   DoesNotFit in one line with the limit and the remedy
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from strata.engine.device.arena import shown
-from strata.engine.experts.placement import ExpertSize, Pair, Placement, by_number, place
+from strata.engine.experts.placement import (
+    ExpertSize,
+    Pair,
+    Placement,
+    by_number,
+    missing_order,
+    place,
+    with_copies,
+)
 from strata.engine.experts.ring import BUFFERS, ring_bytes
 from strata.engine.memory.cache import DEFAULT_RESERVE
 from strata.engine.memory.card import CardPlan, CardRoom, plan_card
 from strata.engine.memory.figures import DoesNotFit
+from strata.engine.memory.homes import homes_in, said_of
 from strata.engine.memory.prompt import KEPT_FREE
+from strata.engine.memory.ram import ExpertSource
 
 CHUNKS: Final = (8192, 6144, 4096, 2048, 1024, 512, 256, 128, 64, 32)
 """Prompt chunks that are tried below the planned one."""
+
+
+ARENA: Final = ExpertSource()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +44,7 @@ class Asked:
     that stay free, and whether somebody asked for them · prefill: `--prefill`, 0 = auto · ring: its experts at most,
     0 = as many as there is room for · pcie: of those that windows miss, the share that the card reads, None = measured
     · threads: of the processor, which computes the others · spare: free places of a layer in RAM, for swaps that hold
-    no window up."""
+    no window up · source: where those come from that VRAM lacks."""
 
     cache: int = 0
     order: tuple[Pair, ...] | None = None
@@ -42,17 +55,19 @@ class Asked:
     pcie: float | None = 1.0
     threads: int = 1
     spare: int = 0
+    source: ExpertSource = ARENA
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
     """sizes: of each layer's experts · experts: of a layer · price: bytes of a chunk's workspace · most: tokens of a
-    chunk at most."""
+    chunk at most · floats: whether experts have float weights, which only a card computes beside one."""
 
     sizes: tuple[ExpertSize, ...]
     experts: int
     price: Callable[[int], int]
     most: int
+    floats: bool = False
 
     @property
     def largest(self) -> int:
@@ -70,8 +85,8 @@ class TierPlan:
     said: tuple[str, ...]
 
 
-def plan_tiers(free: int, asked: Asked, model: Model) -> TierPlan:
-    """In so many bytes, which all else has left."""
+def plan_tiers(free: int, asked: Asked, model: Model, ram: int) -> TierPlan:
+    """In so many bytes, which all else has left. ram: bytes of RAM, which all else there has left."""
     order = asked.order if asked.order is not None else by_number(len(model.sizes), model.experts)
     room = CardRoom(
         free=free,
@@ -97,17 +112,42 @@ def plan_tiers(free: int, asked: Asked, model: Model) -> TierPlan:
         )
     chunk, spare = _chunk(asked, model, plan, room.ring)
     ring = min(room.ring + spare, ring_bytes(asked.ring or BUFFERS * model.experts, model.largest))
-    placement = place(model.sizes, model.experts, plan.slots.sizes, order, asked.spare)
+    slotted = place(model.sizes, model.experts, plan.slots.sizes, order, asked.spare)
+    placement, said_of_ram = _copied(asked, model, slotted, order, ram)
     how = f"given {asked.cache}" if asked.cache else "auto"
     by = "numbers" if asked.order is None else f"a profile of {len(order)} pairs"
     said = (
         *plan.said,
         f"expert cache, {how}: {shown(free)} free, {shown(plan.reserve)} of them stay so; {placement.in_cache} of "
-        f"{placement.pairs} experts, by {by}, in {shown(placement.cache_bytes)}, the others in "
-        f"{shown(placement.missing_bytes)} of page-locked RAM",
+        f"{placement.pairs} experts, by {by}, in {shown(placement.cache_bytes)}",
+        *said_of_ram,
         f"prompts: chunks of {chunk} in {shown(model.price(chunk))}, experts through a ring of {shown(ring)}",
     )
     return TierPlan(placement, ring, (chunk, *(c for c in CHUNKS if c < chunk)), plan.reserve, said)
+
+
+def _copied(
+    asked: Asked, model: Model, placement: Placement, order: Iterable[Pair], ram: int
+) -> tuple[Placement, tuple[str, ...]]:
+    """Which of the others lie in so much RAM; lines for the log."""
+    missing = missing_order(placement, order)
+    left = ram - placement.spare_bytes
+    homes = homes_in(asked.source, [model.sizes[layer].n_bytes for layer, _ in missing], (), left)
+    found = with_copies(placement, missing[: homes.copies])
+    if model.floats and homes.mapped_bytes:
+        raise DoesNotFit(
+            f"experts of float weights are computed on the card only, and {shown(homes.missing_bytes)} of them do not "
+            f"fit {shown(max(0, left))} of RAM with {shown(asked.source.kept)} kept free; use a larger --expert-cache, "
+            "a quantised file, or leave out --mmap-experts"
+        )
+    said = (
+        f"experts that VRAM lacks: {homes.copies} in {shown(found.locked_bytes)} of page-locked RAM, of which "
+        f"{shown(max(0, ram))} are there and {shown(asked.source.kept)} stay free"
+    )
+    if homes.mapped_bytes:
+        said += f", {len(missing) - homes.copies} in {shown(homes.mapped_bytes)} of the mapped file"
+    why = said_of(asked.source, homes, left)
+    return found, (said,) if why is None else (why, said)
 
 
 def _chunk(asked: Asked, model: Model, plan: CardPlan, ring: int) -> tuple[int, int]:

@@ -1,8 +1,11 @@
-"""How a prompt gets at the experts that lie in RAM: a ring of two buffers in the card's memory, filled ahead.
+"""How a prompt gets at the experts that VRAM lacks: a ring of two buffers in the card's memory, filled ahead.
 
 A layer's missing experts come in *rounds* of as many as a buffer holds. While the products of one round read one
 buffer, the next round's experts are copied into the other, on a stream of their own, also while attention is computed.
 Rounds are numbered through all layers, and a round always uses the same buffer, so tables of addresses are made once.
+
+A round's experts lie in RAM, or in the file only: then the host brings them to the copies' stream itself (reader.py).
+Long prompts take all rounds; of shorter ones those of the file come as far as somebody picked their experts.
 
 Order    a copy waits for the products that read its buffer last, products wait for the copy of their round
 Cost     a copy and two events a round; the last rounds of a pass stay, and are not copied again when they come next
@@ -17,6 +20,8 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from strata.engine.device.driver import Array, Driver
+from strata.engine.experts.homes import Mask
+from strata.engine.experts.reader import FileRound
 from strata.kernels.cuda.mixture import Bank
 
 BUFFERS: Final = 2
@@ -26,15 +31,17 @@ Banks = tuple[Bank, Bank, Bank]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """source: bytes in RAM (page-locked) of some experts of a layer, as they are to lie in the buffer · banks: with the
-    addresses that these have there. Of a layer's first round also those of the experts in the cache."""
+    """source: bytes in RAM (page-locked) of some experts of a layer, as they are to lie in the buffer, or those of the
+    file · banks: with the addresses that these have there. Of a layer's first round also those of the experts in the
+    cache."""
 
-    source: npt.NDArray[Any]
+    source: npt.NDArray[Any] | FileRound
     banks: Banks
 
 
 class Ring:
-    """memory uint8 (2 * n,): two buffers of n bytes. sent: bytes that were copied there so far."""
+    """memory uint8 (2 * n,): two buffers of n bytes. sent: bytes that were copied there from RAM so far · live: whether
+    anything is copied; what passes compute without means nothing."""
 
     def __init__(self, driver: Driver, memory: Array) -> None:
         self._driver = driver
@@ -46,6 +53,7 @@ class Ring:
         self._holds = [-1] * BUFFERS  # the round whose experts a buffer holds, or will when its copy has landed
         self._rounds: list[Round] = []
         self.sent = 0
+        self.live = True
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -76,23 +84,47 @@ class Ring:
         for number in numbers:
             for ahead in range(number, min(number + BUFFERS, len(self._rounds))):
                 self._bring(ahead)
-            buffer = number % BUFFERS
-            self._driver.wait_for(self._landed[buffer])
-            yield self._rounds[number].banks
-            self._read[buffer].record()
+            yield from self._given(number)
             if number + BUFFERS < len(self._rounds):
                 self._bring(number + BUFFERS)
 
-    def _bring(self, number: int) -> None:
-        """Queue the copy of a round behind the products that were queued on its buffer so far."""
-        buffer, source = number % BUFFERS, self._rounds[number].source
-        if self._holds[buffer] == number:
+    def take_picked(self, numbers: range, picked: Mask) -> Iterator[Banks]:
+        """The same of rounds of the file, with only the experts that were picked, (experts,)."""
+        for number in numbers:
+            if self._bring(number, picked):
+                yield from self._given(number)
+
+    def _given(self, number: int) -> Iterator[Banks]:
+        """The banks of a round whose copy was queued."""
+        if not self.live:
+            yield self._rounds[number].banks
             return
-        self._copies.wait_for(self._read[buffer])
-        self._copies.upload(self.buffers[buffer][: source.size], source)
+        buffer = number % BUFFERS
+        self._driver.wait_for(self._landed[buffer])
+        yield self._rounds[number].banks
+        self._read[buffer].record()
+
+    def _bring(self, number: int, picked: Mask | None = None) -> bool:
+        """Queue the copy of a round behind the products that were queued on its buffer so far. False: nothing of it was
+        picked."""
+        buffer, source = number % BUFFERS, self._rounds[number].source
+        if self._holds[buffer] == number or not self.live:
+            return True
+        if not isinstance(source, FileRound):
+            self._copies.wait_for(self._read[buffer])
+            self._copies.upload(self.buffers[buffer][: source.size], source)
+            self.sent += source.size
+        elif experts := source.experts(picked):
+            self._copies.wait_for(self._read[buffer])
+            source.bring(self._copies, self.buffers[buffer], experts)
+        elif picked is not None:
+            return False
         self._landed[buffer].record()
-        self._holds[buffer] = number
-        self.sent += source.size
+        self._holds[buffer] = number if picked is None else -1
+        following = self._rounds[(number + 1) % len(self._rounds)].source
+        if picked is None and isinstance(following, FileRound):
+            following.ask()
+        return True
 
 
 def pieces(missing: Sequence[int], size: int, room: int) -> list[list[int]]:

@@ -1,9 +1,10 @@
 """The experts of a model on a card that does not hold them all.
 
-An expert lies either in a slot of the expert cache or in page-locked RAM. Each layer has a table on the card with the
-addresses of its experts' gate, up and down, wherever they are: windows and short prompts read missing experts in place
-over PCIe, long prompts through the ring. The same kernels compute all of them, so where an expert lies never changes a
-bit.
+An expert lies in a slot of the expert cache, in page-locked RAM, or in the mapped file only. Each layer has a table on
+the card with the addresses of its experts' gate, up and down, wherever they are: windows and short prompts read missing
+experts in place over PCIe, long prompts through the ring. Those in the file are computed by the processor for windows
+(helpers.py), and come through the ring for all prompts. The products are the same ones, so where an expert lies never
+changes a bit.
 
     store = ExpertStore(device, placement, ring=..., remedy=...)
     stacks = store.bind(layer, stacks)        # for every layer in order
@@ -11,6 +12,7 @@ bit.
     store.swap(swaps)                         # between windows and prompts
 
 Swaps are queued on the stream of the work: what was queued before reads the old places, what comes later the new ones.
+Memory   page-locked: experts in RAM, two buffers for those of the file, tables
 Units    bytes
 Errors   DeviceError: memory of the card or RAM that is not there, with the flag that helps
 Cost     RAM is locked at some 2 GB/s, said in the log; the bytes come with the other weights. A swap: its bytes over
@@ -20,7 +22,7 @@ Cost     RAM is locked at some 2 GB/s, said in the log; the bytes come with the 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol
@@ -35,6 +37,7 @@ from strata.engine.experts.adapt import Swap
 from strata.engine.experts.helpers import HostExperts
 from strata.engine.experts.homes import Homes
 from strata.engine.experts.placement import Placement
+from strata.engine.experts.reader import FileReader, FileRound, Queue, matrices
 from strata.engine.experts.ring import Banks, Ring, Round, pieces
 from strata.engine.log import log
 from strata.kernels.cuda.arguments import address
@@ -46,6 +49,8 @@ STREAM_MIN: Final = 1024
 """Rows of a chunk from which all missing experts of a layer come through the ring; shorter ones read in place what they
 route to."""
 REPORT_S: Final = 5.0
+IN_PLACE: Final = 2
+"""Tables of a layer before those of its rounds."""
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -61,9 +66,11 @@ class Card(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
-    """ram: its experts in RAM · rounds: address of the buffer, first place and number of each · host, card: the tables,
-    uint64 (1 + rounds, 3, experts), the first for reading in place; `host` is page-locked."""
+    """stacks: of the file · ram: its experts in RAM · rounds: address of the buffer, first place and number of each ·
+    host, card: the tables, uint64 (IN_PLACE + rounds, 3, experts), the first ones for reading in place: of windows, and
+    of prompts; `host` is page-locked."""
 
+    stacks: tuple[Weight, ...]
     homes: Homes
     ram: Bytes
     rounds: tuple[tuple[int, int, int], ...]
@@ -96,11 +103,14 @@ class ExpertStore:
         self.helpers = helpers
         self._cache = card.account.take(placement.cache_bytes, "the expert cache", remedy)
         self._ring = Ring(card.driver, ring)
+        self._ring.live = False  # until there is something to copy
+        largest = max(size.n_bytes for size in placement.sizes)
+        self._reader = FileReader(card.driver, largest) if placement.filed.any() else None
         card.driver.zero(self._cache)
         self.hits = card.fixed(4 * 2 * WINDOW_ROWS).view(np.int32).reshape(2, WINDOW_ROWS)
         layers, experts = placement.begins.shape
         self.counters = card.fixed(4 * layers * (experts + 2)).view(np.int32).reshape(layers, experts + 2)
-        self._spare = card.fixed(max(size.n_bytes for size in placement.sizes))
+        self._spare = card.fixed(largest)
         self._layers: list[_Layer] = []
         self._stale: set[int] = set()  # layers whose tables of rounds are not those of their homes
         self._swapped = card.driver.event()
@@ -110,8 +120,23 @@ class ExpertStore:
 
     @property
     def streamed(self) -> int:
-        """Bytes that have been sent through the ring."""
-        return self._ring.sent
+        """Bytes that have been sent through the ring, from RAM and from the file."""
+        return self._ring.sent + self.read_in_file
+
+    @property
+    def read_in_file(self) -> int:
+        """Bytes of experts of the file that have been brought to the card."""
+        return 0 if self._reader is None else self._reader.sent
+
+    @property
+    def reads_file(self) -> bool:
+        """Whether some experts lie in the file only, so that every prompt needs the ring."""
+        return self._reader is not None
+
+    @property
+    def in_ram(self) -> npt.NDArray[np.bool_]:
+        """Which experts lie in RAM, (layers, experts)."""
+        return np.stack([layer.homes.in_ram for layer in self._layers])
 
     @property
     def resident(self) -> npt.NDArray[np.bool_]:
@@ -121,9 +146,11 @@ class ExpertStore:
     def bind(self, layer: int, stacks: Sequence[Weight]) -> tuple[Weight, ...]:
         """Gate, up and down of a layer, as they lie from now on: their bytes are promised to `load`."""
         size = self.placement.sizes[layer]
-        homes = Homes.of(size, self.placement.begins[layer], self.placement.spare_of(layer))
+        homes = Homes.of(
+            size, self.placement.begins[layer], self.placement.spare_of(layer), self.placement.in_ram[layer]
+        )
         ram = self._lock(layer)
-        for expert in range(stacks[0].experts):
+        for expert in np.flatnonzero(~self.placement.filed[layer]).tolist():
             begin, place = int(homes.begins[expert]), int(homes.places[expert]) * size.n_bytes
             home = self._cache[begin : begin + size.n_bytes] if begin >= 0 else ram[place : place + size.n_bytes]
             self._promise(stacks, expert, size.begins, home, host=begin < 0)
@@ -134,28 +161,40 @@ class ExpertStore:
 
     def _bound(self, layer: int, stacks: Sequence[Weight], homes: Homes, ram: Bytes) -> tuple[Weight, ...]:
         """The stacks with their banks, behind the layer's tables and rounds."""
-        n_bytes, places = homes.size.n_bytes, range(homes.n_places)
-        parts = [(part[0], len(part)) for part in pieces(places, n_bytes, self._ring.room)]
+        n_bytes, locked = homes.size.n_bytes, range(homes.locked)
+        filed = range(homes.locked, homes.n_places)
+        cut = [part for of in (locked, filed) for part in pieces(of, n_bytes, self._ring.room)]
+        parts = [(part[0], len(part)) for part in cut]
         buffers = [address(self._ring.buffer_of(len(self._ring) + i)) for i in range(len(parts))]
-        shape = 1 + len(parts), 3, stacks[0].experts
+        shape = IN_PLACE + len(parts), 3, stacks[0].experts
         host = self._driver.pinned(8 * int(np.prod(shape))).view(np.uint64).reshape(shape)
         card = self._card.fixed(host.nbytes).view(np.uint64).reshape(shape)
         rounds = tuple((buffer, first, n) for buffer, (first, n) in zip(buffers, parts, strict=True))
-        self._layers.append(_Layer(homes, ram, rounds, host, card))
+        self._layers.append(_Layer(tuple(stacks), homes, ram, rounds, host, card))
         self._write_places(self._layers[-1])
         self._stale.add(layer)
-        banks, *of_rounds = (_banks(stacks, table) for table in card)
-        sources = [ram[first * n_bytes : (first + n) * n_bytes] for first, n in parts]
+        banks, for_prompts, *of_rounds = (_banks(stacks, table) for table in card)
+        sources = [self._source(self._layers[-1], *part) for part in parts]
         numbers = self._ring.add([Round(*each) for each in zip(sources, of_rounds, strict=True)])
+        of_file = numbers[len(numbers) - sum(isinstance(source, FileRound) for source in sources) :]
         begin = address(self._cache)
         use, reads = self.counters[layer, :-2], self.counters[layer, -2:]
         tally = Tally(self.hits, use, reads, begin, begin + self._cache.size, layer == 0)
         helper = None if self.helpers is None else self.helpers.bind(layer, stacks, homes.size, ram, self._cache)
-        gate = replace(banks[0], rounds=partial(self._take, layer, banks, numbers), tally=tally, helper=helper)
+        take = partial(self._take, layer, for_prompts, numbers, of_file)
+        gate = replace(banks[0], rounds=take, tally=tally, helper=helper)
         return tuple(Placed(w.type, w.shape, w.data, bank) for w, bank in zip(stacks, (gate, *banks[1:]), strict=True))
 
+    def _source(self, layer: _Layer, first: int, n: int) -> Bytes | FileRound:
+        """Of the round of n places."""
+        if self._reader is not None and layer.homes.in_file(first):
+            return FileRound(self._reader, layer.stacks, layer.homes, first, n)
+        n_bytes = layer.homes.size.n_bytes
+        return layer.ram[first * n_bytes : (first + n) * n_bytes]
+
     def loaded(self) -> None:
-        """All bytes are there: what prompts have brought over before means nothing."""
+        """All bytes are there: prompts may bring experts over."""
+        self._ring.live = True
         self._ring.forget()
         if self.helpers is not None and self.helpers.asks:
             self.helpers.measured(self._spare)
@@ -177,16 +216,31 @@ class ExpertStore:
         n = self.placement.sizes[layer].n_bytes
         return self._layers[layer].ram[place * n : (place + 1) * n]
 
+    def bring(self, queue: Queue, layer: int, expert: int, begin: int) -> None:
+        """Queue the copy of an expert that has a place to a slot of the cache."""
+        homes, slot = self.homes(layer), self.slot(layer, begin)
+        place = int(homes.places[expert])
+        if self._reader is not None and homes.in_file(place):
+            self._reader.bring(queue, slot, homes.size, [(0, matrices(self._layers[layer].stacks, expert))])
+        else:
+            queue.upload(slot, self.place(layer, place))
+
     def swap(self, swaps: Iterable[Swap]) -> None:
-        """Exchange the bytes of experts in RAM and in the cache, and the tables that say where they are."""
+        """Exchange the bytes of experts that have places and in the cache, and the tables that say where they are."""
         self.changing()
         changed = set()
         for each in swaps:
-            begin, place = self.homes(each.layer).swap(each.gets, each.leaves)
-            slot, ram = self.slot(each.layer, begin), self.place(each.layer, place)
-            self._driver.copy(self._spare[: ram.size], slot)
-            self._driver.upload(slot, ram)
-            self._driver.download(ram, self._spare[: ram.size])
+            homes = self.homes(each.layer)
+            slot, from_file = int(homes.begins[each.leaves]), homes.in_file(int(homes.places[each.gets]))
+            leaves = self._spare[: homes.size.n_bytes]
+            self._driver.copy(leaves, self.slot(each.layer, slot))
+            self.bring(self._driver, each.layer, each.gets, slot)
+            homes.swap(each.gets, each.leaves)
+            if from_file and each.drops >= 0:
+                homes.trade(each.leaves, each.drops)
+            place = int(homes.places[each.leaves])
+            if not homes.in_file(place):
+                self._driver.download(self.place(each.layer, place), leaves)
             changed.add(each.layer)
         self.moved(changed)
 
@@ -204,36 +258,46 @@ class ExpertStore:
 
     def _write_places(self, layer: _Layer) -> None:
         """Bring the table of a layer's experts in place to the card."""
-        ram = address(self._driver.mapped(layer.ram)) if layer.rounds else 0
-        layer.host[0] = layer.homes.table(address(self._cache), ram)
-        self._driver.upload(layer.card[0], layer.host[0])
+        ram = address(self._driver.mapped(layer.ram)) if layer.ram.size else 0
+        for i, card in enumerate((False, True)):
+            layer.host[i] = layer.homes.table(address(self._cache), ram, card)
+        self._driver.upload(layer.card[:IN_PLACE], layer.host[:IN_PLACE])
 
     def _write_rounds(self, layer: _Layer) -> None:
         """Bring the tables of a layer's rounds to the card."""
         for i, each in enumerate(layer.rounds):
-            layer.host[1 + i] = layer.homes.round_table(address(self._cache), *each)
-        self._driver.upload(layer.card[1:], layer.host[1:])
+            layer.host[IN_PLACE + i] = layer.homes.round_table(address(self._cache), *each, with_cache=i == 0)
+        self._driver.upload(layer.card[IN_PLACE:], layer.host[IN_PLACE:])
         self._swapped.record()
 
-    def _take(self, layer: int, banks: Banks, rounds: range, rows: int) -> Iterable[Banks]:
-        """The rounds of a prompt of so many rows in a layer."""
-        if not rounds or rows < self._stream_min:
+    def _take(self, layer: int, banks: Banks, rounds: range, of_file: range, ids: Array) -> Iterable[Banks]:
+        """The rounds of a prompt in a layer, whose rows have picked the experts ids (rows, used)."""
+        streams = len(rounds) > 0 and len(ids) >= self._stream_min
+        if not streams and not of_file:
             return (banks,)
         if layer in self._stale:
             self._stale.remove(layer)
             self._write_rounds(self._layers[layer])
-        return self._ring.take(rounds)
+        return self._ring.take(rounds) if streams else self._take_picked(banks, of_file, ids)
+
+    def _take_picked(self, banks: Banks, of_file: range, ids: Array) -> Iterator[Banks]:
+        """In place what can be read there, then what was picked of the file: the host waits for the router."""
+        yield banks
+        picked = np.zeros(self.placement.begins.shape[1], bool)
+        if self._ring.live:
+            picked[self._driver.fetch(ids).reshape(-1)] = True
+        yield from self._ring.take_picked(of_file, picked)
 
     def _lock(self, layer: int) -> Bytes:
         """Page-locked RAM for the missing experts of a layer."""
-        n, begun = self.placement.ram_bytes(layer), time.perf_counter()
+        n, begun = self.placement.locked_of(layer), time.perf_counter()
         if not n:
             return np.empty(0, np.uint8)
         ram = self._driver.pinned(n + ALIGNMENT)  # kernels read whole lines
         now = time.perf_counter()
         self._locking += now - begun
         self._locked += n
-        whole = self.placement.missing_bytes
+        whole = self.placement.locked_bytes
         if now - self._reported >= REPORT_S or self._locked == whole:
             self._reported = now
             log(f"experts: {self._locked / GIB:.1f} of {whole / GIB:.1f} GiB of RAM locked in {self._locking:.1f} s")

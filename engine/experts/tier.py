@@ -27,7 +27,7 @@ class Tier:
 
     def __init__(self, driver: Driver, store: ExpertStore, rules: AdaptRules, keeping: Keeping | None) -> None:
         placement = store.placement
-        moves = rules.on and placement.missing_bytes > 0 and placement.in_cache > 0
+        moves = rules.on and placement.missing > 0 and placement.in_cache > 0
         self._store = store
         self._counts = ExpertCounts(driver, store.counters)
         self._sizes = np.array([size.n_bytes for size in placement.sizes], np.int64)

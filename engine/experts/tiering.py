@@ -1,26 +1,28 @@
 """Whether a model fits a card whole, and if not, what is planned for its experts: the figures to plan from.
 
-Errors   DeviceError in one line: no prompt fits, or RAM does not hold what VRAM does not
+Errors   DeviceError in one line: no prompt fits, or RAM does not hold what must lie there
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from strata.engine import flags
-from strata.engine.device.arena import MIB, shown
+from strata.engine.device.arena import MIB
 from strata.engine.device.meter import Meter
 from strata.engine.experts.helpers import Card, HostExperts
-from strata.engine.experts.placement import ExpertSize
+from strata.engine.experts.placement import ExpertSize, Placement
 from strata.engine.experts.plan import Asked, Model, TierPlan, plan_tiers
 from strata.engine.experts.ring import BUFFERS, ring_bytes
 from strata.engine.memory.card import RING
 from strata.engine.memory.figures import DoesNotFit
 from strata.engine.memory.loan import LoanRoom
-from strata.engine.memory.plan import CACHE_FIRST
+from strata.engine.memory.plan import CACHE_FIRST, STAGING
 from strata.engine.memory.price import GRID, Price, prompt_shape
 from strata.engine.memory.prompt import OWN_AUTO
-from strata.engine.memory.ram import BUDGET_SLACK
+from strata.engine.memory.sizes import EXPERTS
 from strata.engine.pack import Pack
 from strata.kernels.cuda.compile import DeviceError
 
@@ -38,7 +40,8 @@ class Tiering:
         self._price = Price(prompt_shape(pack.spec, types, max_context))
         self._asked = asked
         sizes = tuple(ExpertSize(*each) for each in meter.expert_sizes)
-        self._model = Model(sizes, pack.spec.experts, self._price, min(flags.MAX_CHUNK, max_context))
+        floats = any(kind.is_float for name, kind in types.items() if name.endswith(EXPERTS))
+        self._model = Model(sizes, pack.spec.experts, self._price, min(flags.MAX_CHUNK, max_context), floats)
 
     @property
     def price(self) -> Price:
@@ -60,10 +63,12 @@ class Tiering:
             stays=stays,
         )
 
-    def helpers(self, card: Card) -> HostExperts | None:
+    def helpers(self, card: Card, placement: Placement) -> HostExperts | None:
         """Who computes experts beside a card; None where it reads all that it misses."""
-        asked = self._asked
-        return None if asked.pcie == 1 else HostExperts(card, len(self._model.sizes), asked.pcie, asked.threads)
+        asked, filed = self._asked, np.flatnonzero(placement.filed.any(1)).tolist()
+        if asked.pcie == 1 and not filed:
+            return None
+        return HostExperts(card, len(self._model.sizes), asked.pcie, asked.threads, filed)
 
     def fit_whole(self, left: int) -> bool:
         """Whether all experts are to lie in VRAM: they are wanted there, and what is left behind weights and state has
@@ -79,10 +84,12 @@ class Tiering:
         cache = min(CACHE_FIRST, len(model.sizes) * model.experts) * model.largest
         return left - self._price(min(GRID, model.most)) - cache
 
-    def plan(self, free: int) -> TierPlan:
-        """What becomes of so many bytes."""
+    def plan(self, free: int, ram: int) -> TierPlan:
+        """What becomes of so many bytes of the card, and of so much RAM, of which the n-gram table has its own."""
+        parked = self._asked.source.parked
+        left = ram - STAGING - (parked.budget if parked.on else 0)
         try:
-            return plan_tiers(free, self._asked, self._model)
+            return plan_tiers(free, self._asked, self._model, left)
         except DoesNotFit as error:
             raise DeviceError(str(error)) from None
 
@@ -91,12 +98,3 @@ class Tiering:
         whole, mixers, experts = self._price.parts(chunk)
         whole = max(whole, self._price.windows) + beside
         return whole / (whole + max(mixers, experts))
-
-
-def require_ram(wanted: int, free: int) -> None:
-    """Raises DeviceError unless the experts that VRAM does not hold fit the RAM that is free."""
-    if wanted > free - BUDGET_SLACK:
-        raise DeviceError(
-            f"{shown(wanted)} of experts lie in page-locked RAM, {shown(max(0, free))} are free and "
-            f"{shown(BUDGET_SLACK)} of them stay so; free some of it, use a larger --expert-cache or a smaller file"
-        )

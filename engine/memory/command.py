@@ -32,8 +32,8 @@ from strata.protocol.fields import parse_float
 
 OWN_AUTO: Final = "STRATA_PREFILL_OWN_AUTO"
 LEND_PCT: Final = "STRATA_PREFILL_LEND_PCT"
-HEADROOM: Final = "STRATA_RESIDENT_HEADROOM_GIB"
-MOST_HEADROOM_GIB: Final = 1 << 14
+MOST_GIB: Final = 1 << 14
+"""Of RAM that a variable may speak of."""
 
 
 def plan_text(pack: Pack, options: Options, environ: Mapping[str, str]) -> str:
@@ -49,13 +49,21 @@ def plan_text(pack: Pack, options: Options, environ: Mapping[str, str]) -> str:
 
 def switches(environ: Mapping[str, str]) -> Switches:
     """What the environment changes; a value that is no number of its range is as if it were not there."""
-    pct, headroom = parse_float(environ.get(LEND_PCT, "")), parse_float(environ.get(HEADROOM, ""))
+    pct, headroom = parse_float(environ.get(LEND_PCT, "")), _gib(environ.get(environment.RESIDENT_HEADROOM, ""))
+    pinned = environ.get(environment.ARENA_PIN, "").strip()
     return Switches(
         own=environment.is_on(environ.get(OWN_AUTO, "") or "1"),
         lend_pct=int(pct) if pct is not None and 1 <= pct <= 100 else None,
-        headroom=int(headroom * GIB) if headroom is not None and 0 <= headroom <= MOST_HEADROOM_GIB else None,
+        headroom=headroom,
         forms=environment.card_forms(environ),
+        arena_pin="auto" if pinned == "auto" else _gib(pinned) or None,
     )
+
+
+def _gib(text: str) -> int | None:
+    """Bytes of a number of GiB; None: it is none, or of no machine."""
+    number = parse_float(text)
+    return int(number * GIB) if number is not None and 0 <= number <= MOST_GIB else None
 
 
 def gather(pack: Pack, options: Options) -> Figures:

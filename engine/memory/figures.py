@@ -72,12 +72,14 @@ class Figures:
 @dataclass(frozen=True, slots=True)
 class Switches:
     """What the environment may change. lend_pct: None = by how the experts lie in RAM · headroom: None = 4 GiB · forms:
-    whether experts may have forms of the card's own"""
+    whether experts may have forms of the card's own · arena_pin: bytes of an arena that are page-locked at most, None =
+    all of it"""
 
     own: bool = True
     lend_pct: int | None = None
     headroom: int | None = None
     forms: bool = True
+    arena_pin: int | Literal["auto"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

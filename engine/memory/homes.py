@@ -6,6 +6,8 @@ Errors   DoesNotFit: `--resident-cpu-experts` that do not fit
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from strata.engine.device.arena import GIB, MIB, shown
 from strata.engine.memory import ram
 from strata.engine.memory.cache import Slots
@@ -13,10 +15,17 @@ from strata.engine.memory.figures import DoesNotFit, Figures, Switches
 from strata.engine.options import Options
 
 
-def source_of(options: Options) -> ram.Source:
-    if options.resident_experts or options.resident_cpu_experts:
-        return "resident"
-    return "mapped" if options.mmap_experts else "arena"
+def source_of(options: Options, switches: Switches) -> ram.ExpertSource:
+    """Where experts come from that VRAM lacks."""
+    resident = options.resident_experts or options.resident_cpu_experts
+    return ram.ExpertSource(
+        "resident" if resident else "mapped" if options.mmap_experts else "arena",
+        options.resident_cpu_experts,
+        switches.headroom,
+        options.resident_budget_gib * GIB or None,
+        switches.arena_pin,
+        conversation_cache(options),
+    )
 
 
 def conversation_cache(options: Options) -> ram.ConversationCache:
@@ -30,38 +39,35 @@ def conversation_cache(options: Options) -> ram.ConversationCache:
 
 
 def expert_homes(
-    figures: Figures,
-    options: Options,
-    switches: Switches,
-    slots: Slots,
-    lent: int,
-    available: int,
-    parked: ram.ConversationCache,
-) -> tuple[ram.ExpertHomes, int]:
-    """Where the experts are that VRAM does not hold, or not while a prompt is read; and what stays free beside them.
+    figures: Figures, source: ram.ExpertSource, slots: Slots, lent: int, available: int
+) -> ram.ExpertHomes:
+    """Where the experts are that VRAM does not hold, or not while a prompt is read.
 
-    `available` is what is left behind the budget of parked conversations, which head-room would count once more.
+    `available` is what is left behind the budget of parked conversations.
     """
     hot = figures.hot()
     missing, lent_sizes = [*hot[len(slots) :], *figures.cold()], hot[len(slots) - lent : len(slots)][::-1]
-    source = source_of(options)
-    if source == "resident":
-        cpu = options.resident_cpu_experts
-        planned = switches.headroom if switches.headroom is not None else ram.CPU_HEADROOM if cpu else ram.HEADROOM
-        room = ram.headroom(planned, True, parked) - (parked.budget if parked.on else 0)
-        kept = max(0, room)
-        given = options.resident_budget_gib * GIB or None
-        homes = ram.resident_homes(missing, lent_sizes, ram.resident_budget(available, kept, given))
-        if cpu and homes.copies < homes.missing:
-            raise DoesNotFit(
-                f"--resident-cpu-experts: {shown(homes.missing_bytes)} of experts do not fit {shown(available)} of RAM "
-                f"with {shown(kept)} kept free; use --resident-experts, which takes what fits"
-            )
-        return homes, kept
-    kept = parked.min_free if parked.on else ram.BUDGET_SLACK
-    total = sum(missing)
-    if source == "arena" and (missing or lent_sizes):
-        whole = figures.sizes.expert_bytes
-        if whole <= available - kept:
-            return ram.ExpertHomes("arena", len(missing), total, len(missing), total, len(slots), whole - total), kept
-    return ram.ExpertHomes("mapped", len(missing), total, 0, 0), kept
+    return homes_in(source, missing, lent_sizes, available)
+
+
+def homes_in(source: ram.ExpertSource, missing: Iterable[int], lent: Iterable[int], available: int) -> ram.ExpertHomes:
+    """The same for experts of these bytes. Raises DoesNotFit where all must have copies and do not."""
+    homes = source.homes(missing, lent, available)
+    if source.all_fit and homes.copies < homes.missing:
+        raise DoesNotFit(
+            f"--resident-cpu-experts: {shown(homes.missing_bytes)} of experts do not fit {shown(max(0, available))} of "
+            f"RAM with {shown(source.kept)} kept free; use --resident-experts, which takes what fits"
+        )
+    return homes
+
+
+def said_of(source: ram.ExpertSource, homes: ram.ExpertHomes, available: int) -> str | None:
+    """A line for who asked for an arena and gets none."""
+    if source.kind != "arena" or homes.source != "mapped" or not homes.missing:
+        return None
+    wanted = homes.missing_bytes + source.kept
+    return (
+        f"experts: {shown(homes.missing_bytes)} of them do not fit {shown(max(0, available))} of RAM beside "
+        f"{shown(source.kept)} that stay free ({shown(wanted)} in all), so they are read from the mapped file; "
+        "--resident-experts keeps copies of as many as fit"
+    )

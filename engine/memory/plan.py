@@ -25,7 +25,7 @@ from strata.engine.memory.cache import DEFAULT_RESERVE, LEAST_RESERVE
 from strata.engine.memory.card import CardPlan, CardRoom, plan_card
 from strata.engine.memory.figures import DoesNotFit, Figures, Line, MemoryPlan, Shortfall, Switches
 from strata.engine.memory.forms import takes_forms
-from strata.engine.memory.homes import conversation_cache, expert_homes, source_of
+from strata.engine.memory.homes import conversation_cache, expert_homes, said_of, source_of
 from strata.engine.memory.price import Price, prompt_shape
 from strata.engine.memory.prompt import lend_pct
 from strata.engine.memory.sizes import rope_bytes
@@ -119,7 +119,7 @@ def _room(figures: Figures, options: Options, switches: Switches, left: int, pri
         borrow=not options.no_prefill_borrow,
         own=switches.own,
         alias=options.prefill_head_alias,
-        pct=lend_pct(switches.lend_pct, float(source_of(options) == "arena")),
+        pct=lend_pct(switches.lend_pct, float(source_of(options, switches).kind == "arena")),
     )
 
 
@@ -218,7 +218,9 @@ def _with_ram(
         Line("parked conversations", "RAM", parked.budget if parked.on else 0, f"at most {parked.slots}"),
     ]
     free = figures.ram.free - _sum(fixed)
-    homes, kept = expert_homes(figures, options, switches, card.slots, card.layout.lent, max(0, free), parked)
+    source = source_of(options, switches)
+    homes = expert_homes(figures, source, card.slots, card.layout.lent, max(0, free))
+    kept, not_locked = source.kept, said_of(source, homes, free)
     copies = homes.copy_bytes + homes.lent_copy_bytes
     note = f"{homes.source}: {homes.copies} of {homes.missing} that VRAM does not hold"
     note += f", {homes.lent_copies} that it holds" if homes.lent_copies else ""
@@ -227,12 +229,7 @@ def _with_ram(
         Line("experts", "RAM", copies, note),
         Line("free", "RAM", free - copies, f"at least {shown(kept)}"),
     ]
-    said = [*card.said]
-    if homes.source != source_of(options) and homes.missing:
-        said.append(
-            f"experts: {shown(figures.sizes.expert_bytes)} of them do not fit {shown(max(0, free))} of RAM, so they "
-            "are read from the mapped file; --resident-experts keeps copies of as many as fit"
-        )
+    said = [*card.said, *([] if not_locked is None else [not_locked])]
     if free - copies < kept:
         said.append(f"RAM: {shown(kept - free + copies)} less than should stay free; plan for more, or ask for less")
     shortfalls = (*_of_state(options, slots), *_of_card(figures, options, card, table), *_of_ram(homes))

@@ -1,7 +1,7 @@
 """RAM: how much stays free beside the experts, and which experts lie where.
 
-arena      all experts, page-locked as far as the system allows
-resident   a copy of the experts that are not in VRAM, hottest first, beside the mapped file
+arena      all experts that VRAM lacks, page-locked
+resident   those of them that fit, hottest first; the others are read from the mapped file
 mapped     the file; the system keeps what it can
 
 Units    bytes; sums stop at 2^64 - 1 instead of passing it
@@ -11,7 +11,7 @@ Errors   none: what does not fit stays in the file
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from strata.engine.device.arena import GIB, MIB
@@ -44,6 +44,57 @@ class ConversationCache:
     @property
     def on(self) -> bool:
         return self.serve and min(self.budget, self.slots, self.prompt_cache) > 0
+
+
+NO_CONVERSATIONS: Final = ConversationCache(0, 0, 0, 0, False)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSource:
+    """Where experts come from that VRAM lacks, as asked.
+
+    all_fit    they must all have copies · headroom: RAM that copies leave, None = 4 GiB, or 8 where all must fit
+    given      RAM for copies, None = what is there
+    pinned     of an arena, the most that is page-locked: bytes, "auto" = what copies may take, None = all of it
+    """
+
+    kind: Source = "arena"
+    all_fit: bool = False
+    headroom: int | None = None
+    given: int | None = None
+    pinned: int | Literal["auto"] | None = None
+    parked: ConversationCache = NO_CONVERSATIONS
+
+    @property
+    def kept(self) -> int:
+        """RAM that stays free beside experts and the budget of parked conversations, whom head-room would count once
+        more."""
+        if not self._copies:
+            return self.parked.min_free if self.parked.on else BUDGET_SLACK
+        planned = self.headroom if self.headroom is not None else CPU_HEADROOM if self.all_fit else HEADROOM
+        return max(0, headroom(planned, True, self.parked) - (self.parked.budget if self.parked.on else 0))
+
+    @property
+    def _copies(self) -> bool:
+        """Whether the rule of resident copies says how much RAM there is."""
+        return self.kind == "resident" or (self.kind == "arena" and self.pinned == "auto")
+
+    def budget(self, available: int) -> int:
+        """RAM for copies, of what is left behind the budget of parked conversations."""
+        given = self.given if self.kind == "resident" else self.pinned if isinstance(self.pinned, int) else None
+        return 0 if self.kind == "mapped" else resident_budget(available, self.kept, given)
+
+    def homes(self, missing: Iterable[int], lent: Iterable[int], available: int) -> ExpertHomes:
+        """Of experts of these bytes, hottest first, and of those in lent slots, from the last one downward."""
+        missing, lent = list(missing), list(lent)
+        total, of_lent = sum(missing), sum(lent)
+        budget = self.budget(available)
+        if self.kind == "arena" and self.pinned is None:
+            if total + of_lent > budget:
+                return ExpertHomes("mapped", len(missing), total, 0, 0)
+            return ExpertHomes("arena", len(missing), total, len(missing), total, len(lent), of_lent)
+        homes = resident_homes(missing, lent, budget)
+        return homes if self.kind != "mapped" else replace(homes, source="mapped")
 
 
 def headroom(existing: int, resident: bool, conversations: ConversationCache) -> int:

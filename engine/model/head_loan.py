@@ -140,8 +140,10 @@ class HeadLoan:
     # --------------------------------------------------------------------------------------------------------- reads
 
     def lend(self, rows: int) -> bool:
-        """A chunk of so many rows comes. Whether it has the head's memory: from the first long one of a read on."""
-        if not self.lent and rows > self.stays:
+        """A chunk of so many rows comes. Whether it has the head's memory: from the first one of a read on that streams
+        experts."""
+        streams = self._store is not None and self._store.reads_file
+        if not self.lent and (rows > self.stays or streams):
             if self._store is not None:
                 self._store.forget_streamed()
             self._device.use(self._lent_parts)

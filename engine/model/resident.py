@@ -30,7 +30,7 @@ from strata.engine.draft.book import DraftBook
 from strata.engine.environment import card_forms
 from strata.engine.experts.plan import Asked, TierPlan
 from strata.engine.experts.store import STREAM_MIN, ExpertStore
-from strata.engine.experts.tiering import Tiering, require_ram
+from strata.engine.experts.tiering import Tiering
 from strata.engine.log import log
 from strata.engine.memory.forms import takes_forms
 from strata.engine.memory.loan import STAYS, LoanPlan, Planner, beside
@@ -132,7 +132,7 @@ class Resident:
             measure(n_slots, n_checkpoints)
         self._require_room(meter)
         left = self.device.memory().free - self._weights(meter) - meter.state - tape
-        tier_plan = None if tiers is None else tiers.plan(left)
+        tier_plan = None if tiers is None else tiers.plan(left, self._free_ram(meter))
         if tier_plan is None:
             self._choose_forms(meter, left)
         self.store = None
@@ -231,13 +231,13 @@ class Resident:
         """Take what experts in two memories need. The chunks to try, and what stays free."""
         for line in planned.said[: -1 if self.loan is not None else None]:
             log(line)
-        require_ram(planned.placement.missing_bytes, ram().free)
         remedy = "use a smaller --expert-cache"
         if self.loan is not None:
             ring = self.loan.ring
         else:
             ring = self.device.account.take(planned.ring_bytes, "the ring of streamed experts", remedy)
-        self.store = ExpertStore(self.device, planned.placement, ring, remedy, stream_min, tiers.helpers(self.device))
+        helpers = tiers.helpers(self.device, planned.placement)
+        self.store = ExpertStore(self.device, planned.placement, ring, remedy, stream_min, helpers)
         if self.loan is not None:
             self.loan.follow(self.store)
         self.device.tiers = self.store
@@ -258,6 +258,10 @@ class Resident:
         """What a state may take so that weights, reserve and a workspace have room; one slot is tried in any case."""
         left = self._left(meter)
         return left - min(TABLE_ROOM, left // 4)
+
+    def _free_ram(self, meter: Meter) -> int:
+        """RAM that is free behind what lies there in any case."""
+        return ram().free - (meter.table_bytes if self.device.table_in_ram else 0)
 
     def _weights(self, meter: Meter) -> int:
         return meter.weights + (0 if self.device.table_in_ram else meter.table_bytes)

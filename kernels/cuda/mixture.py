@@ -78,8 +78,9 @@ class Tally:
 class Bank:
     """Expert matrices of one type: (rows, cols) each, uint64 addresses (experts,) on the device.
 
-    rounds   of a layer's gate: for a prompt of so many rows, gate, up and down round by round; between them all experts
-             have their addresses once. What it yields is valid until it is asked for more. None: one round, these banks
+    rounds   of a layer's gate: for a prompt with these ids (rows, used), gate, up and down round by round; between them
+             all picked experts have their addresses once. What it yields is valid until it is asked for more. None: one
+             round, these banks
     tally    of a layer's gate: where windows count which picks lie in the expert cache
     helper   of a layer's gate: how windows ask the processor for experts. None: the card computes all of them
     stage    of a layer's gate: where windows bring those that lie in RAM. None: they are read in place
@@ -89,7 +90,7 @@ class Bank:
     rows: int
     cols: int
     addresses: DeviceArray
-    rounds: Callable[[int], Iterable[tuple[Bank, Bank, Bank]]] | None = None
+    rounds: Callable[[DeviceArray], Iterable[tuple[Bank, Bank, Bank]]] | None = None
     tally: Tally | None = None
     helper: Helper | None = None
     stage: Stage | None = None
@@ -329,7 +330,7 @@ class _Part:
         n_hidden = 0 if quantizes else 1 if gate.type is up.type else 2
         hidden = [self.workspace.array((self.pairs, gate.rows)) for _ in range(n_hidden)]
         outputs = self.workspace.array((self.pairs, down.rows))
-        for first, second, last in gate.rounds(len(self.x)) if gate.rounds else ((gate, up, down),):
+        for first, second, last in gate.rounds(self.ids) if gate.rounds else ((gate, up, down),):
             if made is not None:
                 self._prompt_product(first, GATE_UP, inputs, made.q, groups, second.addresses, (down.type, made))
                 self._prompt_product(last, PAIRS, _Inputs(None, made, 1), outputs, groups)

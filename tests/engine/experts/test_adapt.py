@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.engine.experts.adapt import LEAST_USE, AdaptRules, Swap, choose
+from strata.engine.experts.adapt import LEAST_USE, AdaptRules, Swap, choose, dropping
 from strata.engine.experts.homes import Homes
 from strata.engine.experts.placement import ExpertSize
+from strata.kernels.desk import IN_FILE
 
 COUNTS = st.integers(0, 6).map(float)
 
@@ -55,59 +58,100 @@ def test_nothing_moves_when_it_is_not_to(rules):
 
 
 @given(
-    size=st.builds(ExpertSize, *[st.integers(1, 600)] * 3),
-    in_cache=st.lists(st.booleans(), min_size=1, max_size=8),
-    each=st.integers(1, 5),
-    data=st.data(),
+    use=st.lists(st.floats(0, 9), min_size=4, max_size=9),
+    where=st.lists(st.sampled_from("vrf"), min_size=9, max_size=9),
+    gain=st.sampled_from([0.0, 1.5]),
 )
-def test_tables_name_every_expert_once_whatever_was_swapped(size, in_cache, each, data):
+def test_who_is_dropped_for_an_expert_of_the_file_is_in_ram_and_colder_than_who_leaves(use, where, gain):
+    use, where = np.array([use]), np.array([where[: len(use)]])
+    in_ram = where == "r"
+    swaps = choose(use, where == "v", AdaptRules(min_gain=gain))
+    found = dropping(swaps, use, in_ram)
+    dropped = [each.drops for each in found if each.drops >= 0]
+    assert [replace(each, drops=-1) for each in found] == swaps and len(set(dropped)) == len(dropped)
+    gets = {each.gets for each in swaps}
+    for each in found:
+        if each.drops >= 0:
+            assert where[0, each.gets] == "f" and in_ram[0, each.drops] and each.drops not in gets
+            assert use[0, each.drops] < use[0, each.leaves]
+        elif where[0, each.gets] == "f":
+            left = set(np.flatnonzero(in_ram[0]).tolist()) - gets - set(dropped)
+            assert not any(use[0, e] < use[0, each.leaves] for e in left)
+
+
+WHERE = st.lists(st.sampled_from("vrf"), min_size=1, max_size=8)
+"""Of an expert: in the cache, in RAM, in the file."""
+
+
+def homes_of(size: ExpertSize, where: list[str], spare: int = 0) -> Homes:
+    slots = iter(range(len(where)))
+    begins = np.array([next(slots) * size.n_bytes if at == "v" else -1 for at in where], np.int64)
+    return Homes.of(size, begins, spare, np.array(where) == "r")
+
+
+@given(size=st.builds(ExpertSize, *[st.integers(1, 600)] * 3), where=WHERE, each=st.integers(1, 5), data=st.data())
+def test_tables_name_every_expert_once_whatever_was_swapped(size, where, each, data):
     n, cache, ram = size.n_bytes, 1 << 40, 1 << 41
-    slots = iter(range(len(in_cache)))
-    homes = Homes.of(size, np.array([next(slots) * n if held else -1 for held in in_cache], np.int64))
-    missing = in_cache.count(False)
+    homes = homes_of(size, where)
+    missing = len(where) - where.count("v")
     bytes_of = {("cache", int(b)): e for e, b in enumerate(homes.begins) if b >= 0}
-    bytes_of |= {("ram", int(p) * n): e for e, p in enumerate(homes.places) if p >= 0}
-    for _ in range(data.draw(st.integers(0, 5)) if 0 < missing < len(in_cache) else 0):
+    bytes_of |= {("ram", int(p) * n): e for e, p in enumerate(homes.places) if 0 <= p < homes.locked}
+    for _ in range(data.draw(st.integers(0, 5)) if 0 < missing < len(where) else 0):
         gets = data.draw(st.sampled_from(np.flatnonzero(homes.places >= 0).tolist()))
         leaves = data.draw(st.sampled_from(np.flatnonzero(homes.begins >= 0).tolist()))
+        from_file, in_ram = homes.in_file(int(homes.places[gets])), np.flatnonzero(homes.in_ram).tolist()
         begin, place = homes.swap(gets, leaves)
-        slot, there = ("cache", begin), ("ram", place * n)
-        bytes_of[slot], bytes_of[there] = bytes_of[there], bytes_of[slot]
+        if from_file and in_ram and data.draw(st.booleans()):
+            drops = data.draw(st.sampled_from(in_ram))
+            homes.trade(leaves, drops)
+            place = int(homes.places[leaves])
+        bytes_of["cache", begin] = gets
+        if not homes.in_file(place):
+            bytes_of["ram", place * n] = leaves
 
     def expert_at(at: int) -> int:
+        if at >= IN_FILE:
+            return at - IN_FILE
         return bytes_of[("ram", at - ram) if at >= ram else ("cache", at - cache)]
 
-    table = homes.table(cache, ram)
-    assert [expert_at(int(at)) for at in table[0]] == list(range(len(in_cache)))
-    assert (table - table[0] == np.array(size.begins, np.uint64)[:, None]).all()
-    firsts = range(0, missing, each)
-    seen = np.zeros(len(in_cache), int)
-    for first in firsts:
-        part = homes.round_table(cache, 1 << 42, first, min(each, missing - first))
+    table, filed = homes.table(cache, ram, card=False), homes.places >= homes.locked
+    assert int(filed.sum()) == where.count("f"), "as many experts lie in the file as ever"
+    assert [expert_at(int(at)) for at in table[0]] == list(range(len(where)))
+    assert (table[:, filed] == table[0, filed]).all() and (table[0] >= IN_FILE).tolist() == filed.tolist()
+    in_place = homes.table(cache, ram, card=True)
+    assert (in_place == np.where(filed, 0, table)).all()
+    assert (in_place - in_place[0] == np.where(filed, 0, np.array(size.begins, np.uint64)[:, None])).all()
+    rounds = [(first, min(each, end - first)) for begin, end in ((0, homes.locked), (homes.locked, missing))
+              for first in range(begin, end, each)]  # fmt: skip
+    seen = np.zeros(len(where), int)
+    for i, (first, count) in enumerate(rounds):
+        part = homes.round_table(cache, 1 << 42, first, count, with_cache=i == 0)
+        of_round = {expert: first_place for first_place, expert in homes.within(first, count)}
         for expert, at in enumerate(part[0].tolist()):
             if at >= 1 << 42:
-                assert bytes_of["ram", at - (1 << 42) + first * n] == expert
+                assert at == (1 << 42) + (of_round[expert] - first) * n
+                assert homes.in_file(first) or bytes_of["ram", of_round[expert] * n] == expert
             elif at:
                 assert expert_at(at) == expert
         seen += part[0] > 0
         assert ((part > 0) == (part[0] > 0)).all()
-    assert not firsts or (seen == 1).all()
+    assert not rounds or (seen == 1).all()
 
 
-@given(
-    in_cache=st.lists(st.booleans(), min_size=2, max_size=9).filter(lambda held: 0 < sum(held) < len(held)),
-    spare=st.integers(1, 3),
-    data=st.data(),
-)
-def test_swaps_in_two_steps_lose_no_expert_and_no_place(in_cache, spare, data):
-    size, slots = ExpertSize(1, 1, 1), iter(range(len(in_cache)))
-    homes = Homes.of(size, np.array([next(slots) * size.n_bytes if held else -1 for held in in_cache], np.int64), spare)
-    places, empty = homes.n_places, []
-    assert places == in_cache.count(False) + spare
+@given(where=WHERE.filter(lambda where: {"v"} < {*where}), spare=st.integers(1, 3), data=st.data())
+def test_swaps_in_two_steps_lose_no_expert_and_no_place(where, spare, data):
+    homes, empty = homes_of(ExpertSize(1, 1, 1), where, spare), []
+    places, from_file = homes.n_places, 0
+    assert places == len(where) - where.count("v") + spare
     for _ in range(data.draw(st.integers(1, 8))):
         held, missing = np.flatnonzero(homes.begins >= 0), np.flatnonzero(homes.places >= 0)
-        if empty and (not len(held) or not homes.free or data.draw(st.booleans())):
-            homes.enter(int(data.draw(st.sampled_from(missing.tolist()))), empty.pop())
+        left = [place for place in homes.free if not homes.in_file(place)]
+        if empty and (not len(held) or not left or data.draw(st.booleans())):
+            gets = int(data.draw(st.sampled_from(missing.tolist())))
+            from_file = homes.in_file(int(homes.places[gets]))
+            homes.enter(gets, empty.pop())
+            if from_file and homes.in_ram.any():
+                homes.retreat(int(data.draw(st.sampled_from(np.flatnonzero(homes.in_ram).tolist()))))
         elif len(held) and homes.free:
             expert = int(data.draw(st.sampled_from(held.tolist())))
             empty.append(int(homes.begins[expert]))
@@ -117,5 +161,8 @@ def test_swaps_in_two_steps_lose_no_expert_and_no_place(in_cache, spare, data):
         assert sorted(taken) == list(range(places)) and homes.n_places == places
         begins = homes.begins[homes.begins >= 0].tolist()
         assert len(set(begins)) == len(begins) and not set(begins) & set(empty)
-    with pytest.raises(ValueError, match="must lie in RAM"):
+    with pytest.raises(ValueError, match="must have a place"):
         homes.enter(int(np.flatnonzero(homes.begins >= 0)[0]) if (homes.begins >= 0).any() else 0, -1)
+    for expert in np.flatnonzero(~homes.in_ram).tolist():
+        with pytest.raises(ValueError, match="must lie in RAM"):
+            homes.retreat(expert)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from strata.engine.device.cuda import CudaDevice
-from strata.engine.experts.adapt import Swap
+from strata.engine.experts.adapt import Swap, dropping
 from strata.engine.experts.exchange import Exchange
 from strata.engine.experts.placement import by_number
 from strata.engine.experts.plan import Asked
+from strata.engine.memory.ram import ExpertSource
 from strata.engine.model import Rows
 from strata.engine.model.resident import WINDOW_ROWS, Resident
 from strata.engine.model.window import Draw
@@ -82,7 +83,7 @@ def swapped(resident: Resident, how: Sampling, seed: int = 0) -> Answer:
         for layer, held in enumerate(store.resident):
             leaves, gets = (random.permutation(np.flatnonzero(each))[:3] for each in (held, ~held))
             swaps += [Swap(layer, int(g), int(e)) for g, e in zip(gets, leaves, strict=False)]
-        store.swap(swaps)
+        store.swap(dropping(swaps, random.random(before.shape), store.in_ram))
 
     got = answer(resident, how, swap)
     assert (store.resident != before).any(1).all()
@@ -109,7 +110,7 @@ def exchanged(resident: Resident, how: Sampling, seed: int = 0) -> Answer:
             for layer, held in enumerate(store.resident):
                 leaves, gets = (random.permutation(np.flatnonzero(each))[:2] for each in (held, ~held))
                 swaps += [Swap(layer, int(g), int(e)) for g, e in zip(gets, leaves, strict=False)]
-            exchange.fetch(swaps)
+            exchange.fetch(dropping(swaps, random.random(before.shape), store.in_ram))
 
     got = answer(resident, how, go_on)
     again = answer(resident, how, go_on)  # its prompt comes between two steps, or is read through the ring
@@ -123,6 +124,14 @@ def exchanged(resident: Resident, how: Sampling, seed: int = 0) -> Answer:
 
 def share_of(pack, share: float, ring: int) -> Asked:
     return Asked(cache=max(1, int(share * pack.spec.layers * pack.spec.experts)), ring=ring)
+
+
+def from_file(pack, share: float, ring: int, copies: float, **more) -> Asked:
+    """copies: of the experts that VRAM lacks, the share that has copies in RAM."""
+    asked, missing = share_of(pack, share, ring), (1 - share) * pack["blk.0.ffn_up_exps.weight"].data.size
+    room = int(copies * missing * 3 * pack.spec.layers)
+    source = ExpertSource("resident", headroom=0, given=room) if copies else ExpertSource("mapped")
+    return replace(asked, source=source, threads=2, **more)
 
 
 CHUNK = 18
@@ -225,6 +234,59 @@ def test_experts_that_the_processor_computes_change_no_bit(emulated_card, pack, 
     reads, computed = counters[:, -2:].sum(0).tolist()
     assert computed > 0 and (reads > 0) == (pcie != 0) and 0 <= helpers.share < 1
     assert helpers._desk.failed is None and (helpers.share == pcie or pcie is None)
+
+
+FROM_FILE = [
+    pytest.param(0.25, 0.5, NEVER, 6, 1.0, False, id="half-in-place"),
+    pytest.param(0.25, 0.5, 1, 6, 0.5, True, id="half-ring"),
+    pytest.param(0, 0, NEVER, 4, 1.0, True, id="mapped-in-place"),
+    pytest.param(0.25, 0, 1, 0, 1.0, False, id="mapped-ring-of-layers", marks=pytest.mark.soak),
+    pytest.param(0.25, 2, NEVER, 0, 0.0, False, id="all", marks=pytest.mark.soak),
+]
+
+
+@pytest.mark.parametrize(("share", "copies", "stream_min", "ring", "pcie", "eager"), FROM_FILE)
+def test_experts_that_lie_in_the_file_only_change_no_bit(
+    emulated_card, pack, whole, share, copies, stream_min, ring, pcie, eager
+):
+    """Nor do swaps with them, whoever of RAM is dropped: windows have them computed, prompts bring them over."""
+    with emulated_card.plugged_in() as card:
+        driver = card.driver()
+        driver.eager = eager
+        asked = from_file(pack, share, ring, copies, pcie=pcie)
+        resident = made(driver, pack, asked, stream_min, CHUNK)
+        placement, store = resident.store.placement, resident.store
+        filed = int(placement.filed.sum())
+        assert (filed > 0) == (copies < 1) and placement.in_cache + int(
+            placement.in_ram.sum()
+        ) + filed == placement.pairs
+        assert sum(len(layer.ram) for layer in store._layers) == placement.locked_bytes
+        for how, wanted in whole.items():
+            same(answer(resident, how), wanted)
+        brought = store.read_in_file
+        assert (brought > 0) == (copies < 1)
+        if share:
+            for seed in range(2):
+                same(swapped(resident, DRAWN, seed), whole[DRAWN])
+            same(answer(resident, GREEDY), whole[GREEDY])
+            assert int((store.resident | store.in_ram).sum()) == placement.pairs - filed
+        if copies < 1:
+            assert store.helpers.filed[0] > 0 and store.helpers._desk.failed is None
+
+
+@pytest.mark.parametrize(("copies", "stream_min"), [(0.5, NEVER), pytest.param(0, 1, marks=pytest.mark.soak), (0.5, 1)])
+def test_experts_of_the_file_that_change_places_beside_windows_change_no_bit(
+    emulated_card, pack, whole, copies, stream_min
+):
+    with emulated_card.plugged_in() as card:
+        driver = card.driver()
+        driver.eager = True
+        resident = made(driver, pack, from_file(pack, 0.25, 6, copies, spare=2), stream_min, CHUNK)
+        before = int(resident.store.in_ram.sum())
+        for seed, how in enumerate((DRAWN, GREEDY)):
+            same(exchanged(resident, how, seed), whole[how])
+        same(answer(resident, DRAWN), whole[DRAWN])
+        assert int(resident.store.in_ram.sum()) == before
 
 
 def test_of_two_caches_that_share_no_expert_one_has_what_the_other_lacks(emulated_card, pack, whole):

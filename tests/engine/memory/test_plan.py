@@ -256,8 +256,11 @@ def test_the_environment_changes_the_plan_and_nonsense_does_not():
         "STRATA_PREFILL_OWN_AUTO": "0",
         "STRATA_PREFILL_LEND_PCT": "50",
         "STRATA_RESIDENT_HEADROOM_GIB": "4.75",
+        "STRATA_ARENA_PIN_GIB": "20",
     }
-    assert switches(given_all) == Switches(False, 50, 4864 * MIB)
+    assert switches(given_all) == Switches(False, 50, 4864 * MIB, arena_pin=20480 * MIB)
+    assert switches({"STRATA_ARENA_PIN_GIB": "auto"}) == Switches(arena_pin="auto")
+    assert switches({"STRATA_ARENA_PIN_GIB": "0"}) == switches({"STRATA_ARENA_PIN_GIB": "-3"}) == Switches()
     assert switches({"STRATA_CARD_FORMS": "0"}) == Switches(forms=False)
     assert switches({"STRATA_CARD_FORMS": ""}) == switches({"STRATA_CARD_FORMS": "1"}) == Switches()
     nonsense = dict.fromkeys(given_all, "x") | {"STRATA_PREFILL_OWN_AUTO": ""}

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from strata.engine.device.arena import GIB, MIB
 from strata.engine.memory.ram import (
+    BUDGET_SLACK,
     MOST,
     ConversationCache,
+    ExpertSource,
     headroom,
     resident_budget,
     resident_homes,
@@ -80,3 +82,46 @@ def test_no_plan_for_ram_exceeds_its_budget(missing, lent, budget):
     assert homes.copy_bytes + homes.lent_copy_bytes <= budget
     assert homes.mapped_bytes == sum(missing[homes.copies :])
     assert resident_homes(missing, lent, budget + 50).copies >= homes.copies
+
+
+def test_an_arena_is_all_that_vram_lacks_or_the_file():
+    arena = ExpertSource()
+    assert arena.homes([GIB] * 5, [GIB], 6 * GIB + BUDGET_SLACK).source == "arena"
+    found = arena.homes([GIB] * 5, [GIB], 6 * GIB + BUDGET_SLACK - 1)
+    assert (found.source, found.copies, found.mapped_bytes) == ("mapped", 0, 5 * GIB)
+
+
+def test_a_limit_of_what_is_locked_leaves_the_rest_to_the_file():
+    found = ExpertSource(pinned=2 * GIB).homes([GIB] * 5, [], 40 * GIB)
+    assert (found.source, found.copies, found.mapped_bytes) == ("resident", 2, 3 * GIB)
+    auto = ExpertSource(pinned="auto")
+    assert (
+        auto.homes([GIB] * 5, [], 7 * GIB).copies == 3 == ExpertSource("resident").homes([GIB] * 5, [], 7 * GIB).copies
+    )
+    assert ExpertSource(pinned=2 * GIB).homes([GIB] * 5, [], 1 * GIB).source == "mapped"
+
+
+def test_a_budget_is_for_resident_experts_only():
+    assert ExpertSource("resident", given=2 * GIB).homes([GIB] * 5, [], 40 * GIB).copies == 2
+    assert ExpertSource("arena", given=2 * GIB).homes([GIB] * 5, [], 40 * GIB).copies == 5
+    assert ExpertSource("mapped", given=2 * GIB).homes([GIB] * 5, [], 40 * GIB).copies == 0
+
+
+@given(
+    kind=st.sampled_from(["arena", "resident", "mapped"]),
+    headroom=st.one_of(st.none(), st.integers(0, 9 * GIB)),
+    given_=st.one_of(st.none(), st.integers(1, 99 * GIB)),
+    pinned=st.one_of(st.none(), st.just("auto"), st.integers(1, 99 * GIB)),
+    parked=st.builds(cache, mib=st.integers(0, 4096), min_free=st.integers(0, 4096)),
+    missing=st.lists(st.integers(1, 9 * GIB), max_size=9),
+    lent=st.lists(st.integers(1, 9 * GIB), max_size=9),
+    available=st.integers(0, 99 * GIB),
+)
+def test_whatever_is_asked_copies_leave_what_must_stay_free(
+    kind, headroom, given_, pinned, parked, missing, lent, available
+):
+    source = ExpertSource(kind, False, headroom, given_, pinned, parked)
+    homes = source.homes(missing, lent, available)
+    taken = homes.copy_bytes + homes.lent_copy_bytes
+    assert taken == 0 or taken <= available - source.kept
+    assert homes.missing == len(missing) and homes.copy_bytes == sum(missing[: homes.copies])
