@@ -25,7 +25,7 @@ from strata.engine.experts.placement import (
 )
 from strata.engine.experts.ring import BUFFERS, ring_bytes
 from strata.engine.memory.cache import DEFAULT_RESERVE
-from strata.engine.memory.card import CardPlan, CardRoom, plan_card
+from strata.engine.memory.card import CardPlan, CardRoom, plan_card, staged
 from strata.engine.memory.figures import DoesNotFit
 from strata.engine.memory.homes import homes_in, said_of
 from strata.engine.memory.prompt import KEPT_FREE
@@ -76,10 +76,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TierPlan:
-    """chunks: to try, longest first · reserve: bytes that stay free · said: lines for the log."""
+    """staged_bytes: memory that windows bring experts to · chunks: to try, longest first · reserve: what stays free ·
+    said: lines for the log."""
 
     placement: Placement
     ring_bytes: int
+    staged_bytes: int
     chunks: tuple[int, ...]
     reserve: int
     said: tuple[str, ...]
@@ -88,8 +90,9 @@ class TierPlan:
 def plan_tiers(free: int, asked: Asked, model: Model, ram: int) -> TierPlan:
     """In so many bytes, which all else has left. ram: bytes of RAM, which all else there has left."""
     order = asked.order if asked.order is not None else by_number(len(model.sizes), model.experts)
+    staging = staged(free, model.largest, model.experts)
     room = CardRoom(
-        free=free,
+        free=free - staging,
         head=0,
         reserve=asked.reserve,
         given=asked.given,
@@ -123,7 +126,7 @@ def plan_tiers(free: int, asked: Asked, model: Model, ram: int) -> TierPlan:
         *said_of_ram,
         f"prompts: chunks of {chunk} in {shown(model.price(chunk))}, experts through a ring of {shown(ring)}",
     )
-    return TierPlan(placement, ring, (chunk, *(c for c in CHUNKS if c < chunk)), plan.reserve, said)
+    return TierPlan(placement, ring, staging, (chunk, *(c for c in CHUNKS if c < chunk)), plan.reserve, said)
 
 
 def _copied(

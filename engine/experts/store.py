@@ -41,6 +41,7 @@ from strata.engine.experts.reader import FileReader, FileRound, Queue, matrices
 from strata.engine.experts.ring import Banks, Ring, Round, pieces
 from strata.engine.log import log
 from strata.kernels.cuda.arguments import address
+from strata.kernels.cuda.fetch import Stage
 from strata.kernels.cuda.mixture import Bank, Placed, Tally
 from strata.kernels.cuda.plans import WINDOW_ROWS
 from strata.kernels.formats import Weight
@@ -80,7 +81,7 @@ class _Layer:
 
 class ExpertStore:
     """ring: memory of the ring, uint8 · stream_min: rows from which a chunk reads missing experts through the ring ·
-    helpers: who computes a share of those that windows miss.
+    helpers: who computes a share of those that windows miss · staging: memory that windows bring the others to, uint8.
 
     hits       of the rows of the last window: picks that lay in the cache, and those that the processor computed
     counters   int32 (layers, experts + 2): picks of windows so far; behind them the missing experts that they have
@@ -95,12 +96,14 @@ class ExpertStore:
         remedy: str,
         stream_min: int = STREAM_MIN,
         helpers: HostExperts | None = None,
+        staging: Array | None = None,
     ) -> None:
         self.placement = placement
         self._card = card
         self._driver = card.driver
         self._stream_min = stream_min
         self.helpers = helpers
+        self._staging = staging
         self._cache = card.account.take(placement.cache_bytes, "the expert cache", remedy)
         self._ring = Ring(card.driver, ring)
         self._ring.live = False  # until there is something to copy
@@ -182,7 +185,8 @@ class ExpertStore:
         tally = Tally(self.hits, use, reads, begin, begin + self._cache.size, layer == 0)
         helper = None if self.helpers is None else self.helpers.bind(layer, stacks, homes.size, ram, self._cache)
         take = partial(self._take, layer, for_prompts, numbers, of_file)
-        gate = replace(banks[0], rounds=take, tally=tally, helper=helper)
+        stage = self._stage(layer, begin)
+        gate = replace(banks[0], rounds=take, tally=tally, helper=helper, stage=stage)
         return tuple(Placed(w.type, w.shape, w.data, bank) for w, bank in zip(stacks, (gate, *banks[1:]), strict=True))
 
     def _source(self, layer: _Layer, first: int, n: int) -> Bytes | FileRound:
@@ -191,6 +195,14 @@ class ExpertStore:
             return FileRound(self._reader, layer.stacks, layer.homes, first, n)
         n_bytes = layer.homes.size.n_bytes
         return layer.ram[first * n_bytes : (first + n) * n_bytes]
+
+    def _stage(self, layer: int, cache: int) -> Stage | None:
+        """Where windows bring a layer's experts from RAM; None where they lack none, or read them in place."""
+        if self._staging is None or (self.placement.begins[layer] >= 0).all():
+            return None
+        size = self.placement.sizes[layer]
+        slots = int(self._staging.size) // size.n_bytes
+        return Stage(self._staging, slots, size.n_bytes, size.begins, cache, cache + self._cache.size)
 
     def loaded(self) -> None:
         """All bytes are there: prompts may bring experts over."""

@@ -41,6 +41,10 @@ from strata.engine.memory.prompt import (
 RING: Final = 64
 """Experts of the double buffer through which a prompt streams those that VRAM does not hold, both halves together."""
 OWN_SLACK: Final = 64 * MIB
+STAGED: Final = 80
+"""Experts that windows bring to the card before their products: eight rows of ten."""
+STAGED_PART: Final = 32
+"""Of the memory that is left, the part that these may take: its slots would hold few picks more."""
 
 Way = Literal["head alias", "own from spare memory", "borrowed", "own, stepped down"]
 Alias = Literal["off", "exchange", "in place"]
@@ -125,6 +129,11 @@ class CardPlan:
     free: int
     free_reading: int
     said: tuple[str, ...] = ()
+
+
+def staged(free: int, largest: int, per_layer: int) -> int:
+    """Bytes that windows bring experts to, beside the cache, where some do not lie there; free: left for both."""
+    return max(0, min(STAGED, per_layer, free // (STAGED_PART * largest))) * largest
 
 
 def plan_card(room: CardRoom) -> CardPlan:

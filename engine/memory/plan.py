@@ -22,7 +22,7 @@ from strata.engine.device.arena import GIB, MIB, shown
 from strata.engine.device.base import Memory
 from strata.engine.memory import alias, ram
 from strata.engine.memory.cache import DEFAULT_RESERVE, LEAST_RESERVE
-from strata.engine.memory.card import CardPlan, CardRoom, plan_card
+from strata.engine.memory.card import CardPlan, CardRoom, plan_card, staged
 from strata.engine.memory.figures import DoesNotFit, Figures, Line, MemoryPlan, Shortfall, Switches
 from strata.engine.memory.forms import takes_forms
 from strata.engine.memory.homes import conversation_cache, expert_homes, said_of, source_of
@@ -72,7 +72,11 @@ def _on_card(figures: Figures, vram: Memory, options: Options, switches: Switche
     ]
     left = vram.free - _sum(always) - _sum(state)
     table = _table_in_vram(figures, options, left - reserve_of(options)[0] - TABLE_ROOM)
-    card = plan_card(_room(figures, options, switches, left - table, price))
+    room, staging = _room(figures, options, switches, left - table, price), 0
+    card = plan_card(room)
+    if len(card.slots) < figures.sizes.pairs:
+        staging = staged(room.free, room.largest, room.per_layer)
+        card = plan_card(replace(room, free=room.free - staging))
     if not card.layout.chunk:
         raise DoesNotFit(
             f"no prompt can be read: weights and state take {shown(vram.free - left)} of {shown(vram.free)}, "
@@ -81,6 +85,7 @@ def _on_card(figures: Figures, vram: Memory, options: Options, switches: Switche
     forms = _forms(figures, card, left - table - figures.sizes.expert_bytes, switches.forms)
     card = replace(card, free=card.free - forms, free_reading=card.free_reading - forms)
     lines = [*always, *state, Line("n-gram table", "VRAM", table), Line("forms of weights", "VRAM", forms, _FORMS)]
+    lines.append(Line("experts brought over", "VRAM", staging, "from RAM for a window, before its products"))
     head = Line("output head", "VRAM", figures.sizes.head, _head_note(card))
     lines = [head if line.what == head.what else line for line in lines if line.n_bytes]
     return _with_ram(figures, options, switches, [*lines, *_card_lines(figures, card)], slots, card, table)

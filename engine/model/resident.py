@@ -212,7 +212,7 @@ class Resident:
         if tiers is None or planned is None:
             log("head alias: all experts lie in VRAM, so the head stays")
             return None
-        own = left - planned.placement.cache_bytes - planned.reserve - FIXED
+        own = left - planned.placement.cache_bytes - planned.staged_bytes - planned.reserve - FIXED
         room = tiers.loan_room(own, head, min(STAYS, stream_min - 1))
         if drafts.spec is not None:
             room = replace(room, beside=beside(LENT_DRAFT_ROWS, drafts.spec.wide, drafts.spec.hidden))
@@ -237,7 +237,10 @@ class Resident:
         else:
             ring = self.device.account.take(planned.ring_bytes, "the ring of streamed experts", remedy)
         helpers = tiers.helpers(self.device, planned.placement)
-        self.store = ExpertStore(self.device, planned.placement, ring, remedy, stream_min, helpers)
+        staging = None
+        if planned.staged_bytes:
+            staging = self.device.account.take(planned.staged_bytes, "experts that windows bring over", remedy)
+        self.store = ExpertStore(self.device, planned.placement, ring, remedy, stream_min, helpers, staging)
         if self.loan is not None:
             self.loan.follow(self.store)
         self.device.tiers = self.store

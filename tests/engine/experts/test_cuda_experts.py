@@ -43,6 +43,7 @@ def made(driver, pack, asked: Asked | None, stream_min: int, chunk: int) -> Resi
         pack, device, max_context=4 * chunk, n_slots=2, chunks=[chunk], experts=asked, stream_min=stream_min
     )
     assert (device.tiers is None) == (asked is None) and resident.chunk == chunk
+    assert asked is None or resident.store._staging.size, "windows bring experts over"
     resident.warm()
     return resident
 
