@@ -7,8 +7,7 @@
 Rows      conversations one after the other, each whole, each followed by <|endoftext|>; the rest of a row is padding
           (<|endoftext|>). A conversation begins at position 0 of nothing: `segment` says where, for whoever resets
           states and masks attention there
-Lengths   conversations of 30 to 1,000 tokens at a context of 1,024; at 4,608 a row begins with one of 2,000 to 4,600,
-          shorter ones follow: what has to be looked up far away is not learned from near
+Lengths   conversations of 30 to 1,000 tokens at a context of 1,024; at 4,608 most have 500 to 4,500
 Resuming  needs the index of the next batch and nothing else
 Cost      one process makes 450,000 tokens/s at a context of 512 or 1,024, 290,000 at 2,048 or 4,608 (one core of an AMD
           EPYC, 2026-11-29)
@@ -75,7 +74,7 @@ class Stream:
         used, counts = [0] * self.rows, [0] * self.rows
         failures = 0
         while failures < FAILURES:
-            sample = draw(rng, self.split, self._size(rng, first=sum(counts) < self.rows))
+            sample = draw(rng, self.split, self._size(rng))
             ids, mask = renderer.render(sample)
             n = len(ids) + 1
             row = next((r for r in range(self.rows) if used[r] + n <= self.context), None)
@@ -101,13 +100,10 @@ class Stream:
             yield self.batch(index)
             index += step
 
-    def _size(self, rng: Random, first: bool) -> int:
-        """How long a conversation is wished, as far as its task has a length: log-uniform, the first ones of long rows
-        uniform."""
+    def _size(self, rng: Random) -> int:
+        """How long a conversation is wished, as far as its task has a length: log-uniform."""
         low = 100 if self.context <= SHORT_CONTEXT else 500
         high = self.context * 0.92
-        if first and self.context > SHORT_CONTEXT:
-            return int(rng.uniform(0.55, 1.0) * self.context)
         return int(low * (high / low) ** rng.random())
 
 
