@@ -46,20 +46,30 @@ DEVICE float join(const float (&c)[4]) { return (c[0] + c[1]) + (c[2] + c[3]); }
 KERNEL void __launch_bounds__(SCORE_THREADS)
     qsa_score(const float* block, const int* tables, const int* slots, const int* positions, const float* iq,
               float* scores, int stride, int pages_of_a_slot, int heads, int d, int r, int picked) {
-    inputs_ready();
     extern __shared__ __align__(16) float memory[];
-    const int row = blockIdx.y, tid = threadIdx.x, gap = d + 4;
-    const int blocks = competing(positions[row], r, picked);
-    if (static_cast<int>(blockIdx.x) * KEYS >= blocks) return;
+    const int row = blockIdx.y, tid = threadIdx.x, gap = d + 4, slot = slots[row];
+    const int blocks = competing(positions[row], r, picked), begin = blockIdx.x * KEYS;
     const Pages pages = {block, tables, pages_of_a_slot, r, d};
-    const int slot = slots[row];
     float *keys = memory, *query = keys + KEYS * gap, *dots = query + heads * d;
+    const auto copy_keys = [&](int first, int from, int to) {
+        const int pieces = d / 4;
+        for (int e = from * pieces + tid; e < to * pieces; e += SCORE_THREADS)
+            copy16(keys + e / pieces * gap + e % pieces * 4, pages.key(slot, first + e / pieces) + e % pieces * 4);
+    };
+    // Before the kernel that stores this launch's rows ends: keys of blocks that end before them.
+    int stored = positions[row];
+    for (int i = 0; i < static_cast<int>(gridDim.y); i++)
+        if (slots[i] == slot) stored = min(stored, positions[i]);
+    int old = blocks ? max(0, min(min(KEYS, blocks - begin), stored / r - begin)) : 0;
+    copy_keys(begin, 0, old);
+    inputs_ready();
+    if (begin >= blocks) return;
     for (int e = tid; e < heads * d / 4; e += SCORE_THREADS)
         copy16(query + 4 * e, iq + static_cast<long long>(row) * heads * d + 4 * e);
-    for (int first = blockIdx.x * KEYS; first < blocks; first += gridDim.x * KEYS) {
-        const int n = min(KEYS, blocks - first), pieces = d / 4;
-        for (int e = tid; e < n * pieces; e += SCORE_THREADS)
-            copy16(keys + e / pieces * gap + e % pieces * 4, pages.key(slot, first + e / pieces) + e % pieces * 4);
+    for (int first = begin; first < blocks; first += gridDim.x * KEYS) {
+        const int n = min(KEYS, blocks - first);
+        copy_keys(first, old, n);
+        old = 0;
         copies_commit();
         copies_wait<0>();
         __syncthreads();
