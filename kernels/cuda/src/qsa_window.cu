@@ -276,7 +276,7 @@ DEVICE void part_values(const Part& g) {
 
 // All parts of the block's heads, joined and gated. The reads of several parts and of N heads are under way together.
 DEVICE void join_parts(const Part& g, const float* q_gate, float* out) {
-    constexpr int BATCH = N == 1 ? 8 : 4;
+    constexpr int BATCH = N == 1 ? 12 : 4;  // all parts of 2,048 kept tokens and an open block at once
     const int lane = threadIdx.x & 31, x = 32 * g.slice + lane;
     for (int h = threadIdx.x >> 5; h < g.heads; h += WARPS * N) {
         float top[N], l[N], o[N], gate[N];
