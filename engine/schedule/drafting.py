@@ -1,7 +1,8 @@
 """Windows with drafts where they pay: one sequence on the solo path, or the slots together. Text never depends on it.
 
-Solo     the draft layer proposes up to spec - 1 tokens; where the text itself has said the same before, its words come
-         behind them, or instead of them when many tokens agree. At most MOST_DRAFTS a window
+Solo     the draft layer proposes up to spec - 1 tokens, as many as pay (`draft.reach`); where the text itself has said
+         the same before, its words come behind them, or instead of them when many tokens agree. At most MOST_DRAFTS a
+         window
 Slots    a draft for each slot; where the window has no room for the rows of all of them, they take turns
 Ends     a draft never holds an end token, so what is kept behind a window is what the plain windows would have kept
 Effects  computing goes through the `Runner`; how long it took decides whether it goes on like this (`draft.policy`)
@@ -14,6 +15,7 @@ from typing import Final
 
 from strata.engine.draft.counts import DraftCounts
 from strata.engine.draft.policy import Payoff, PlainTimes
+from strata.engine.draft.reach import Reach, WindowTimes
 from strata.engine.draft.suffix import LONGEST, Suffix, suffix_draft
 from strata.engine.flags import WINDOW_ROWS
 from strata.engine.log import log
@@ -28,8 +30,9 @@ QUIET: Final = 16
 class Drafts:
     """Of one request on the solo path."""
 
-    def __init__(self, payoff: Payoff, min_p: float) -> None:
+    def __init__(self, payoff: Payoff, reach: Reach, min_p: float) -> None:
         self.payoff = payoff
+        self.reach = reach
         self.min_p = min_p
         self.counts = DraftCounts()
         self.quiet = 0  # windows in a row without a draft from the text
@@ -45,15 +48,18 @@ class SoloDrafting:
         self._rules = rules
         self._end_ids = end_ids
         self._clock = clock
+        self._window_times = WindowTimes()
         self._balance = 0.0
         self._drafts: Drafts | None = None
 
     def begin(self, min_p: float | None = None) -> Drafts:
         """A request begins; min_p: its own bar."""
-        if self._drafts is not None:
-            self._balance = self._drafts.payoff.balance
+        before = self._drafts
+        if before is not None:
+            self._balance = before.payoff.balance
         payoff = Payoff(self.times, self._balance)
-        self._drafts = Drafts(payoff, self._rules.min_p if min_p is None else min_p)
+        reach = Reach(self._window_times, None if before is None else before.reach)
+        self._drafts = Drafts(payoff, reach, self._rules.min_p if min_p is None else min_p)
         return self._drafts
 
     def window(self, drafts: Drafts, row: Row, n_left: int) -> list[int]:
@@ -70,13 +76,19 @@ class SoloDrafting:
         again = not follows and drafts.quiet >= QUIET
         if drafts.ahead:
             return self._plain(drafts, row, again, begun)
-        offered, of_layer = self._offer(drafts, row, most, follows, found)
+        of_layer_most = min(rules.spec - 1, most)
+        offered, of_layer = self._offer(drafts, row, of_layer_most, follows, found)
         if not offered and not follows:
             return self._plain(drafts, row, again, begun)
         (said,) = self._runner.verify([row._replace(drafts=offered)])
+        ms = self._clock() - begun
         if offered:
             drafts.counts.add(len(offered), len(said) - 1, of_layer)
-        if drafts.payoff.drafted(1, self._clock() - begun, len(said)):
+        if of_layer:
+            drafts.reach.saw(of_layer, min(len(said) - 1, of_layer), of_layer_most)
+            if of_layer == len(offered):
+                drafts.reach.timed(of_layer, ms)
+        if drafts.payoff.drafted(1, ms, len(said)):
             log(f"drafts do not pay for this request: {drafts.payoff.verdict(1)}; it goes on without for a while")
         return said
 
@@ -87,10 +99,11 @@ class SoloDrafting:
         return said
 
     def _offer(self, drafts: Drafts, row: Row, most: int, follows: bool, found: Suffix) -> tuple[tuple[int, ...], int]:
-        """Drafts for a window, and how many of them the draft layer proposed. found: what the text has."""
+        """Drafts for a window, and how many of them the draft layer proposed: at most `most`. found: what the text
+        has."""
         if found.agreed >= LONGEST or not follows:
             return before_end(found.tokens, self._end_ids), 0
-        proposed = tuple(self._runner.propose(row, min(self._rules.spec - 1, most), drafts.min_p))
+        proposed = tuple(self._runner.propose(row, drafts.reach.want(most), drafts.min_p))
         agree = found.tokens[: len(proposed)] == proposed
         offered = before_end(found.tokens if agree else proposed, self._end_ids)
         return offered, min(len(proposed), len(offered))

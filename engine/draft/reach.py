@@ -1,0 +1,94 @@
+"""How many tokens the draft layer proposes: as many as make a token cheapest, by what was measured. Pure.
+
+The first proposal comes out of the window before it; each further one is a pass of the draft layer, and is kept only
+when all before it are. So what is worth proposing is a matter of the text and of the machine: shares of drafts that
+are kept, by how deep they stand, and times of windows, by how many drafts they had.
+
+Units    milliseconds of any clock; `n` counts drafts of a window that the layer proposed
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+FOLLOW: Final = 0.1
+"""How fast the share of a depth follows the text."""
+FOLLOW_TIME: Final = 0.2
+"""How fast times follow the machine."""
+MEASURED: Final = 3
+"""Windows with one draft, and with all, that are timed before anything is chosen."""
+LOOK: Final = 16
+"""Windows between two with all drafts, which tell how the deeper ones do now: they go on while all of them are kept."""
+OUTLIER: Final = 3.0
+"""A window of so many times the usual is counted as so many."""
+
+
+class WindowTimes:
+    """Milliseconds of a window, by its number of drafts."""
+
+    def __init__(self) -> None:
+        self._ms: dict[int, float] = {}
+        self._n: dict[int, int] = {}
+
+    def saw(self, n: int, ms: float) -> None:
+        """A window with n drafts took so long. The first of a kind may have captured its graph: it is not counted."""
+        seen = self._n[n] = self._n.get(n, 0) + 1
+        if seen > 1:
+            before = self._ms.get(n, ms)
+            self._ms[n] = before + FOLLOW_TIME * (min(ms, OUTLIER * before) - before)
+
+    def known(self, n: int) -> bool:
+        return self._n.get(n, 0) > MEASURED
+
+    def of(self, n: int) -> float:
+        """What a window with n drafts takes: measured, or on the line through those next to it. One must be known."""
+        if n in self._ms:
+            return self._ms[n]
+        below = max((k for k in self._ms if k < n), default=None)
+        above = min((k for k in self._ms if k > n), default=None)
+        if above is None:
+            return self._ms[max(self._ms)]
+        if below is None:
+            return self._ms[above]
+        share = (n - below) / (above - below)
+        return self._ms[below] + share * (self._ms[above] - self._ms[below])
+
+
+class Reach:
+    """Of one request. `times` is shared; `before`: the request before, whose shares are believed at first."""
+
+    def __init__(self, times: WindowTimes, before: Reach | None = None) -> None:
+        self._times = times
+        self._kept: list[float] = [] if before is None else list(before._kept)
+        self._since = LOOK
+
+    def want(self, most: int) -> int:
+        """How many drafts the next window should have, 1 to most."""
+        if most < 2:
+            return most
+        if not self._times.known(1):
+            return 1
+        if not self._times.known(most) or self._since >= LOOK:
+            return most
+        tokens, kept, best, least = 1.0, 1.0, 1, float("inf")
+        for n in range(1, most + 1):
+            kept *= self._kept[n - 1] if n <= len(self._kept) else 1.0
+            tokens += kept
+            cost = self._times.of(n) / tokens
+            if cost < least:
+                best, least = n, cost
+        return best
+
+    def saw(self, n: int, kept: int, most: int) -> None:
+        """A window had n drafts of the layer, of which the first `kept` were right; it might have had `most`."""
+        for depth in range(min(n, kept + 1)):
+            if depth == len(self._kept):
+                self._kept.append(1.0)
+            self._kept[depth] += FOLLOW * ((depth < kept) - self._kept[depth])
+        self._since += 1
+        if n >= most and kept < n:
+            self._since = 0
+
+    def timed(self, n: int, ms: float) -> None:
+        """A window with n drafts of the layer, and no others, took so long."""
+        self._times.saw(n, ms)
