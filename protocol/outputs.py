@@ -32,6 +32,7 @@ InfoValue = int | float | str
 Word = TypeVar("Word", bound=str)
 
 MAX_WAIT_S = 3600
+_PLAIN_BYTES = 20  # a line that is shorter has no number above MAX_INT64
 _MAX_PAIRS = 1024  # key=value words looked at in one line; the rest is metadata nobody asked for
 
 # Keys of INFO whose value is not left to its looks. Everything else is an integer when it looks like one, else text.
@@ -366,6 +367,8 @@ def merge_info(lines: Iterable[Info]) -> Info:
 
 def decode_output(line: str | bytes) -> Output | None:
     """The output of a line, or None for an empty line. Raises ProtocolError for a known line with unusable fields."""
+    if isinstance(line, bytes) and (token := _plain_token(line)) is not None:
+        return token
     text = line_text(line, "replace")
     word, end = next_word(text, 0)
     if not word:
@@ -374,6 +377,16 @@ def decode_output(line: str | bytes) -> Output | None:
     if reader is None:
         return Unknown(word, free_text(text[end:]))
     return reader(text, end)
+
+
+def _plain_token(line: bytes) -> Token | SlotToken | None:
+    """A T or BT line as an engine writes it, nearly all that it says; None: the line is to be read field by field."""
+    match line.removesuffix(b"\n").split(b" "):
+        case [b"BT", slot, token] if slot.isdigit() and token.isdigit() and len(line) < _PLAIN_BYTES:
+            return SlotToken(int(slot), int(token))
+        case [b"T", token] if token.isdigit() and len(line) < _PLAIN_BYTES:
+            return Token(int(token))
+    return None
 
 
 class _Fields:

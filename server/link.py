@@ -199,22 +199,22 @@ class EngineLink:
     async def _pump(self, process: EngineProcess) -> str:
         """Pass lines on until the life is over. Returns why, or "" when only the process's end can say it."""
         last_err = ""
-        while True:
-            try:
-                line = await process.read_line()
-                if line is None:
-                    return f"the engine ended: {last_err}" if last_err else ""
-                trace.debug("< %.200r", line)
-                output = decode_output(line)
-            except (EngineError, ProtocolError) as error:
-                return f"the engine was ended because of its output: {error}"
-            if output is None:
-                continue
-            last_err = output.text if isinstance(output, Err) else ""
-            self._silence.heard(output, time.monotonic())
-            if isinstance(output, Err) and output.is_fatal:
-                return f"the engine ended: {output.text}"
-            self._listener.on_line(output)
+        try:
+            while (lines := await process.read_lines()) is not None:
+                now = time.monotonic()
+                for line in lines:
+                    trace.debug("< %.200r", line)
+                    output = decode_output(line)
+                    if output is None:
+                        continue
+                    last_err = output.text if isinstance(output, Err) else ""
+                    self._silence.heard(output, now)
+                    if isinstance(output, Err) and output.is_fatal:
+                        return f"the engine ended: {output.text}"
+                    self._listener.on_line(output)
+        except (EngineError, ProtocolError) as error:
+            return f"the engine was ended because of its output: {error}"
+        return f"the engine ended: {last_err}" if last_err else ""
 
     async def _watch(self, process: EngineProcess) -> str:
         """Returns when the engine is silent or frozen while a request is open, with that as the reason."""

@@ -1,7 +1,7 @@
 """One engine process: three pipes, a log file, and a sure end.
 
-Lines    stdout is read line by line, up to MAX_LINE_BYTES each; stderr goes straight into the log file, so that a
-         stalled server never stalls the engine
+Lines    stdout is read as it comes and split into lines, up to MAX_LINE_BYTES each; stderr goes straight into the log
+         file, so that a stalled server never stalls the engine
 Signals  the child leads a session of its own, so Ctrl-C in the terminal reaches the server alone, which ends the
          engine in order; if the server dies without doing that, the kernel kills the child (PR_SET_PDEATHSIG)
 Errors   EngineError with one line for the person at the keyboard
@@ -25,6 +25,7 @@ from strata.protocol.lines import MAX_LINE_BYTES
 
 _PR_SET_PDEATHSIG = 1
 _LOG_KEPT_BYTES = 64 * 1024 * 1024  # a larger log is moved aside at a start, one generation is kept
+_READ_BYTES = 1 << 16
 _TAIL_BYTES = 8192
 _TAIL_LINES = 4
 _TAIL_CHARS = 500
@@ -54,7 +55,7 @@ class Usage:
 
 
 class EngineProcess:
-    """A started process. `read_line` until it returns None, then `reap` or one of the endings."""
+    """A started process. `read_lines` until it returns None, then `reap` or one of the endings."""
 
     def __init__(self, process: Process, log: Path | int, log_start: int) -> None:
         self._process = process
@@ -63,6 +64,9 @@ class EngineProcess:
         assert process.stdin is not None and process.stdout is not None
         self._stdin = process.stdin
         self._stdout = process.stdout
+        self._lines: list[bytes] = []  # that were read and not yet given out
+        self._torn = bytearray()  # the beginning of the next one
+        self._has_ended = False
 
     @classmethod
     async def spawn(cls, launch: Launch) -> EngineProcess:
@@ -76,7 +80,6 @@ class EngineProcess:
                 stderr=log_fd,
                 cwd=launch.cwd,
                 env=dict(launch.env),
-                limit=MAX_LINE_BYTES,
                 start_new_session=True,
                 preexec_fn=_die_with_parent(),
             )
@@ -103,15 +106,37 @@ class EngineProcess:
         if not self._stdin.is_closing():
             self._stdin.write(line.encode() + b"\n")
 
+    async def read_lines(self) -> list[bytes] | None:
+        """The lines of stdout that have come, without their LF; waits for one. None at its end. Raises EngineError for
+        a line without an end."""
+        while not self._lines and not self._has_ended:
+            try:
+                self._split(await self._stdout.read(_READ_BYTES))
+            except OSError:
+                self._split(b"")
+        lines, self._lines = self._lines, []
+        return lines or None
+
     async def read_line(self) -> bytes | None:
-        """The next line of stdout, or None at its end. Raises EngineError for a line without an end."""
-        try:
-            line = await self._stdout.readline()
-        except ValueError:
-            raise EngineError(f"it wrote a line longer than {MAX_LINE_BYTES} bytes") from None
-        except OSError:
+        """The first of them."""
+        lines = await self.read_lines()
+        if lines is None:
             return None
-        return line or None
+        self._lines = lines[1:]
+        return lines[0]
+
+    def _split(self, data: bytes) -> None:
+        """`data` has come; nothing: stdout is at its end."""
+        head, *others = data.split(b"\n")
+        self._torn += head
+        if len(self._torn) > MAX_LINE_BYTES:
+            raise EngineError(f"it wrote a line longer than {MAX_LINE_BYTES} bytes")
+        if others:
+            self._lines += [bytes(self._torn), *others[:-1]]
+            self._torn = bytearray(others[-1])
+        if not data:
+            self._has_ended = True
+            self._lines += [bytes(self._torn)] if self._torn else []
 
     async def reap(self, grace_s: float) -> None:
         """Wait for a process that is about to end; kill it when it does not. Raises EngineError if even that fails."""
