@@ -1,9 +1,9 @@
 """A running request as a stream of events in no dialect.
 
-Events   the parser's (Reasoning, Content, ToolStart, ToolArgs, ToolEnd), Progress while the prompt is read, Heartbeat
+Updates  the parser's (Reasoning, Content, ToolStart, ToolArgs, ToolEnd), Progress while the prompt is read, Heartbeat
          when nothing was said for a while, and one Finished at the end
 Errors   Failed ends the stream as Refused: 400, 500 or 503 with the engine's reason
-Use      `async with generation: async for event in generation.events()`; leaving the block early stops the engine
+Use      `async with generation: async for updates in generation.updates()`; leaving the block early stops the engine
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from strata.protocol.lines import Done, Progress, Resume, SamplingKeys, Token, rate
 
 from .chat.events import Content, Event, Finish, Looped, Reasoning, Stopped, ToolArgs, ToolEnd, ToolStart
+from .effects import Event as HeardEvent
 from .effects import Failed
 from .errors import Refused
 from .request import Plan
 from .service import Service
 
 TAIL_CHARS = 600
+MOST_AT_ONCE = 64  # updates: what a slow client has missed comes in pieces, between which others are served
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,9 @@ class Generation:
         self._parser = plan.parser
         self._n_prompt = len(plan.prompt)
         self._heartbeat_s = service.settings.heartbeat_s
+        self._reused = 0
+        self._over = False
+        self._failed: Failed | None = None
         self._ticket = service.submit(plan.prompt, plan.max_new, keys)
 
     async def __aenter__(self) -> Generation:
@@ -70,33 +75,37 @@ class Generation:
     async def __aexit__(self, *error: object) -> None:
         self._service.leave(self._ticket)
 
-    async def updates(self) -> AsyncIterator[Update]:
-        """Raises Refused when the request fails."""
+    async def updates(self) -> AsyncIterator[list[Update]]:
+        """What has happened since the last time; waits for something. Raises Refused when the request fails."""
         clock = asyncio.get_running_loop().time
-        reused = 0
         last_word = clock()
-        while True:
-            event = await self._ticket.next(max(last_word + self._heartbeat_s - clock(), 0.0))
-            said: list[Update] = []
-            match event:
-                case None:
-                    said = [Heartbeat()]
-                case Resume():
-                    reused = event.reused
-                case Progress():
-                    said = [Reading(event.position, event.prompt_tokens, reused, event.ms)]
-                case Token():
-                    said += self._heard(self._parser.push(event.id))
-                case Done():
-                    for last in self._heard(self._parser.finish(event.finish)):
-                        yield last
-                    yield self._finished(event)
-                    return
-                case Failed():
-                    raise Refused(event.status, event.message)
-            for update in said:
-                yield update
+        while not self._over:
+            said = self._said(await self._ticket.next(max(last_word + self._heartbeat_s - clock(), 0.0)))
+            while self._ticket.has_more and len(said) < MOST_AT_ONCE and not self._over:
+                said += self._said(self._ticket.take())
+            if said:
+                yield said
                 last_word = clock()
+        if self._failed is not None:
+            raise Refused(self._failed.status, self._failed.message)
+
+    def _said(self, event: HeardEvent | None) -> list[Update]:
+        """What an event means for the client."""
+        match event:
+            case None:
+                return [Heartbeat()]
+            case Resume():
+                self._reused = event.reused
+            case Progress():
+                return [Reading(event.position, event.prompt_tokens, self._reused, event.ms)]
+            case Token():
+                return [*self._heard(self._parser.push(event.id))]
+            case Done():
+                self._over = True
+                return [*self._heard(self._parser.finish(event.finish)), self._finished(event)]
+            case Failed():
+                self._over, self._failed = True, event
+        return []
 
     def _heard(self, events: list[Event]) -> list[Event]:
         """What the parser said, without its own signals; stops the engine when the answer is complete."""

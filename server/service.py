@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from array import array
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -41,20 +42,61 @@ class Ticket:
         self.job = job
         self.tail = ""  # the end of the answer so far, for /status
         self.tool = ""  # the tool call being written
-        self._events: asyncio.Queue[Event] = asyncio.Queue()  # at most max_new tokens and the lines of its reads
+        self._events: deque[Event] = deque()  # at most max_new tokens and the lines of its reads
+        self._waiter: asyncio.Future[None] | None = None
+        self._due = 0.0  # when the waiter is woken in any case
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether an event is there."""
+        return bool(self._events)
+
+    def take(self) -> Event:
+        """The next event, which is there."""
+        return self._events.popleft()
 
     def put(self, event: Event) -> None:
-        self._events.put_nowait(event)
+        self._events.append(event)
+        self._wake()
 
     async def next(self, within_s: float) -> Event | None:
         """The next event, or None when nothing happens within `within_s` seconds."""
-        if not self._events.empty():
-            return self._events.get_nowait()
-        try:
-            async with asyncio.timeout(within_s):
-                return await self._events.get()
-        except TimeoutError:
-            return None
+        if not self._events:
+            loop = asyncio.get_running_loop()
+            self._due = loop.time() + within_s
+            if self._timer is None or self._timer.when() > self._due:
+                self._arm(loop)
+            self._waiter = loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._events.popleft() if self._events else None
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One timer that is set anew when it rings too early: a timer for every token would cost more than the rest."""
+        self.close()
+        self._timer = loop.call_at(self._due, self._rings, loop)
+
+    def _rings(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._waiter is None:
+            return
+        if loop.time() < self._due:
+            self._arm(loop)
+        else:
+            self._wake()
 
 
 class Service:
@@ -117,6 +159,7 @@ class Service:
 
     def leave(self, ticket: Ticket) -> None:
         """The holder is done with it, in whatever state: a waiting request is forgotten, a running one stopped."""
+        ticket.close()
         if ticket.job.state is not State.ENDED:
             log.info("request %d: the client left while %s", ticket.job.number, ticket.job.phase)
             self._apply(self.scheduler.leave(ticket.job))

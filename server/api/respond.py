@@ -39,8 +39,9 @@ async def respond(
     async with generation:
         if stream:
             return await _stream(request, generation, answer, return_progress)
-        async for update in generation.updates():
-            answer.add(update)
+        async for updates in generation.updates():
+            for update in updates:
+                answer.add(update)
         return json_answer(answer.whole())
 
 
@@ -48,19 +49,22 @@ async def _stream(
     request: web.Request, generation: Generation, answer: Answer, return_progress: bool
 ) -> web.StreamResponse:
     events = await EventStream.open(request)
-    await events.data(answer.opening())
+    events.data(answer.opening())
+    await events.flush()
     try:
-        async for update in generation.updates():
-            if isinstance(update, Heartbeat) or (isinstance(update, Reading) and not return_progress):
-                await events.comment("keep-alive")
-            elif (chunk := answer.chunk_of(update)) is not None:
-                await events.data(chunk)
+        async for updates in generation.updates():
+            for update in updates:
+                if isinstance(update, Heartbeat) or (isinstance(update, Reading) and not return_progress):
+                    events.comment("keep-alive")
+                elif (chunk := answer.chunk_of(update)) is not None:
+                    events.data(chunk)
+            await events.flush()
     except Refused as refused:
-        await events.data(refused.body())
+        events.data(refused.body())
     except ConnectionError:
         raise  # the client is gone; there is nobody to tell
     except Exception:
         log.exception("a streamed answer failed")
-        await events.data(failure().body())
-    await events.done()
+        events.data(failure().body())
+    events.done()
     return await events.close()

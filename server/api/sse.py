@@ -14,10 +14,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EventStream:
-    """One open stream. Writing raises ConnectionError when the client is gone."""
+    """One open stream. Frames are collected and leave with `flush`, which raises ConnectionError when the client is
+    gone: a write costs more than the frames in it."""
 
     def __init__(self, response: web.StreamResponse) -> None:
         self._response = response
+        self._frames: list[bytes] = []
 
     @classmethod
     async def open(cls, request: web.Request) -> EventStream:
@@ -25,15 +27,21 @@ class EventStream:
         await response.prepare(request)
         return cls(response)
 
-    async def data(self, value: object) -> None:
-        await self._response.write(b"data: " + _encode(value) + b"\n\n")
+    def data(self, value: object) -> None:
+        self._frames.append(b"data: " + _encode(value) + b"\n\n")
 
-    async def done(self) -> None:
-        await self._response.write(b"data: [DONE]\n\n")
+    def done(self) -> None:
+        self._frames.append(b"data: [DONE]\n\n")
 
-    async def comment(self, text: str) -> None:
-        await self._response.write(f": {text}\n\n".encode())
+    def comment(self, text: str) -> None:
+        self._frames.append(f": {text}\n\n".encode())
+
+    async def flush(self) -> None:
+        if self._frames:
+            frames, self._frames = self._frames, []
+            await self._response.write(b"".join(frames))
 
     async def close(self) -> web.StreamResponse:
-        await self._response.write_eof()
+        frames, self._frames = self._frames, []
+        await self._response.write_eof(b"".join(frames))
         return self._response

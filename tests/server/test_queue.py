@@ -11,8 +11,15 @@ from typing import Any
 import aiohttp
 import pytest
 
+from strata.protocol.lines import SamplingKeys
+from strata.server.chat.effort import NO_THINKING
+from strata.server.chat.events import Content
 from strata.server.chat.output import OutputParser
+from strata.server.generation import MOST_AT_ONCE, Generation
+from strata.server.request import ChatRequest, plan
 from strata.server.turns import Rules
+
+PLAIN = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 async def frames(response: aiohttp.ClientResponse) -> list[str]:
@@ -51,6 +58,41 @@ async def test_a_request_is_one_gen_and_no_batch_line(serve):
     async with serve([{"steps": [{"text": "fine"}]}]) as harness:
         assert await harness.text(chat_template_kwargs={"enable_thinking": False}) == "fine"
         assert [line.split()[0] for line in harness.commands] == ["GEN"]
+
+
+async def test_text_waits_for_the_text_after_it_that_may_still_become_a_stop_string(serve):
+    steps = [{"text": "one two"}, {"text": " st"}, {"gate": "go"}, {"text": "ar"}]
+    async with serve([{"steps": steps}]) as harness, harness.chat(stream=True, stop=[" stop"], **PLAIN) as response:
+        seen = ""
+        async with asyncio.timeout(20):
+            while text_of(seen.split("\n\n")[:-1]) != "one two":
+                seen += (await response.content.readany()).decode()
+        harness.open_gate("go")
+        assert text_of(await frames(response)) == " star"
+
+
+async def test_what_was_said_before_a_failure_is_not_sent(serve):
+    steps = [{"tokens": list(range(100, 180))}, {"err": "fatal: it broke"}]
+    async with serve([{"steps": steps}]) as harness, harness.chat(stream=True, **PLAIN) as response:
+        rest = await frames(response)
+        text = harness.server.state.chat.vocabulary.decode(range(100, 180))
+        assert text_of(rest).rstrip("\ufffd") == text.rstrip("\ufffd")
+        assert "it broke" in rest[-2] and rest[-1] == "data: [DONE]"
+
+
+async def test_a_client_that_missed_much_gets_it_in_one_piece_that_stops_the_others(serve, eventually):
+    async with serve([{"steps": [{"text": "word " * 300}]}]) as harness:
+        service, chat = harness.service, harness.server.state.chat
+        wanted = ChatRequest(messages=[{"role": "user", "content": "go"}], thinking=NO_THINKING)
+        planned = plan(chat, wanted, 4096, fit=True, repeat_stop_tokens=0)
+        async with Generation(service, planned, SamplingKeys()) as generation:
+            await eventually(lambda: service.scheduler.is_idle)
+            sizes, text = [], ""
+            async for updates in generation.updates():
+                sizes.append(len(updates))
+                text += "".join(update.text for update in updates if isinstance(update, Content))
+        assert text == "word " * 300
+        assert max(sizes) <= MOST_AT_ONCE + 1 and len(sizes) > 3
 
 
 async def test_requests_are_answered_in_the_order_they_came(serve, eventually):
