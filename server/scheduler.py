@@ -333,7 +333,7 @@ class Scheduler:
             and job.pictures is None
             and job.n_returns < MOST_RETURNS
             and job.n_left >= LEAST_LEFT
-            and self.slots.n_busy == 1
+            and self.slots.is_only(job)
             and not self.unsettled
         )
 

@@ -70,6 +70,10 @@ class SlotTable:
         """Slots that an admission or a running request has."""
         return sum(slot.use in (Use.ADMITTING, Use.BUSY) for slot in self.slots)
 
+    def is_only(self, job: Job) -> bool:
+        """Whether nobody else has a slot to be admitted to or to run in."""
+        return all(slot.job is job or slot.use not in (Use.ADMITTING, Use.BUSY) for slot in self.slots)
+
     def job_in(self, index: int) -> Job | None:
         """Who decodes in a slot."""
         slot = self.slots[index] if 0 <= index < len(self.slots) else None

@@ -37,21 +37,35 @@ class RepeatDetector:
     """push(token) -> whether the last `limit` tokens are one cycle, written at least four times.
 
     Four times, so that a passage that is rightly written twice does not count: cycles have at most limit / 4 tokens.
-    limit 0 turns it off. Costs one comparison per cycle length and token, and remembers limit / 4 tokens.
+    limit 0 turns it off. Remembers limit / 4 tokens; a token costs a step for each time it stands among them.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._last: deque[int] = deque(maxlen=max(limit // 4, 1))  # newest first
+        self._longest = max(limit // 4, 1)
+        self._n = 0
+        self._last: deque[int] = deque()  # newest last
+        self._places: dict[int, deque[int]] = {}  # token -> where it stands among them, counted from the first push
         self._runs: dict[int, int] = {}  # cycle length -> how many tokens in a row equalled the one a cycle before
 
     def push(self, token: int) -> bool:
         if self._limit <= 0:
             return False
+        self._n = now = self._n + 1
+        places = self._places.setdefault(token, deque())
         runs = self._runs
-        self._runs = {n: runs.get(n, 0) + 1 for n, earlier in enumerate(self._last, 1) if earlier == token}
-        self._last.appendleft(token)
+        self._runs = {now - place: runs.get(now - place, 0) + 1 for place in places}
+        places.append(now)
+        self._last.append(token)
+        if len(self._last) > self._longest:
+            self._forget(self._last.popleft())
         return any(n + run >= self._limit for n, run in self._runs.items())
+
+    def _forget(self, oldest: int) -> None:
+        places = self._places[oldest]
+        places.popleft()
+        if not places:
+            del self._places[oldest]
 
 
 class ContentParser:

@@ -78,6 +78,11 @@ class Conversation(RuleBasedStateMachine):
             assert self.world.scheduler.engine is Engine.REFUSING
             self.world.scheduler.forgive()
 
+    @rule(n=st.integers(0, 2))
+    def prompts_are_prepared(self, n: int) -> None:
+        """So many others will come, or will not after all."""
+        self.world.scheduler.n_coming = n
+
     @precondition(lambda self: self.running)
     @rule(data=st.data(), luck=st.integers(0, 2))
     def leave(self, data: st.DataObject, luck: int) -> None:
