@@ -220,12 +220,13 @@ struct Finder {
         for (int k = 0; k < EACH; k++)
             if (32 * k + lane < padded) keys[32 * k + lane] = own[k];
         __syncwarp();
-#pragma unroll 1
+#pragma unroll 4
         for (int i = 0; i < padded; i += 4) {
             const int4 four = *(const int4*)(keys + i);
 #pragma unroll
             for (int k = 0; k < EACH; k++)
-                rank[k] += (four.x < own[k]) + (four.y < own[k]) + (four.z < own[k]) + (four.w < own[k]);
+                if (32 * k < padded)
+                    rank[k] += (four.x < own[k]) + (four.y < own[k]) + (four.z < own[k]) + (four.w < own[k]);
         }
         __syncwarp();
 #pragma unroll
