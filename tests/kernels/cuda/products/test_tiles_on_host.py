@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strata.kernels.cuda import arguments, card, tile_plans
+from strata.kernels.cuda import arguments, card, product, tile_plans
 from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.plans import DOWN, GATE_UP, PAIRS
 
@@ -72,3 +72,13 @@ def test_a_warp_with_more_tiles_than_lanes_does_all_of_them(host, launched, rand
     kinds = ("IQ3_S_CARD", "IQ3_S_CARD", "IQ4_NL_CARD")
     stacks = [random_weight(k, *s, experts=5, seed=i) for i, (k, s) in enumerate(zip(kinds, shapes, strict=True))]
     host.check_mixture(tuple(stacks), 2, 4)
+
+
+def test_activations_that_are_quantised_already_give_the_same_bits(host, launched, random_weight, monkeypatch):
+    seen = launched(90)
+    monkeypatch.setattr(product, "QUANTIZE_APART", 1)
+    for kinds in (("IQ3_S_CARD", "IQ3_S_CARD", "IQ4_NL_CARD"), ("IQ3_S", "IQ3_S", "Q2_0")):
+        shapes = ((128, 512), (128, 512), (512, 128))
+        stacks = [random_weight(k, *s, experts=5, seed=i) for i, (k, s) in enumerate(zip(kinds, shapes, strict=True))]
+        host.check_mixture(tuple(stacks), 7, 3)
+    assert sum(bool(more.get("TILED")) for more in seen) == 4
