@@ -8,6 +8,7 @@ prefetch                   ask for the cache line of an address; never a fault
 nanoseconds                since some time, monotonic; 0 where the system has no POSIX clock
 ask_ahead                  have the system read bytes of a mapped file in the background, where it has the call
 seen, show                 an int32 that another thread, or a card, writes or reads: acquire, release
+count, counted             an int64 that threads add to and wait for: release, acquire
 """
 
 from __future__ import annotations
@@ -123,6 +124,23 @@ def show(typing_context, address, value):
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int32), codegen
+
+
+@intrinsic
+def count(typing_context, address, n):
+    def codegen(context, builder, signature, arguments):
+        builder.atomic_rmw("add", builder.inttoptr(arguments[0], _I64.as_pointer()), arguments[1], "release")
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def counted(typing_context, address):
+    def codegen(context, builder, signature, arguments):
+        return builder.load_atomic(builder.inttoptr(arguments[0], _I64.as_pointer()), "acquire", 8)
+
+    return types.int64(types.int64), codegen
 
 
 @intrinsic
