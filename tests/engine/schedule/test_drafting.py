@@ -140,7 +140,7 @@ def test_right_drafts_take_fewer_windows_and_are_counted(schedule, drafting_mode
     tokens, done = run_solo(path, request(max_new=64))
     # the first comes with the prompt, some windows measure, four of them with one draft, then four tokens at a time
     assert len(tokens) == 64 and len(model.windows) <= 6 + 4 + (58 - 2 * 4) // 4 + 1
-    assert done.drafts_offered == done.drafts_accepted > 40
+    assert done.drafts_offered == done.drafts_accepted >= 40
     assert done.chain is not None and (done.chain.suffix_offered, done.chain.suffix_accepted) == (0, 0)
     assert done.chain.windows == sum(n > 1 for n in model.fed)
 
