@@ -6,7 +6,8 @@
 
 Weights have the standard deviation 1 / sqrt(row length), those that write into the residual streams a tenth of it, so
 that activations stay finite. A type's blocks come from one pool of random blocks, entered at a random block for every
-matrix. Nothing is trained: the text is noise, and routing is nearly uniform, the worst case for a cache of experts.
+matrix. Nothing is trained: the text is noise, and routing is nearly uniform, the worst case for a cache of experts;
+--router-skew 1.2 makes it about as uneven as that of trained models (skew_router.py).
 The file appears under its name when it is whole.
 """
 
@@ -28,6 +29,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from strata.bench.demo_pack.config import ARCHITECTURE, Geometry, Shape
 from strata.bench.demo_pack.export import add_key
+from strata.bench.skew_router import ROUTER, SYNTHETIC, lengths, skewed
 from strata.kernels.formats import BY_NAME, TensorType
 from strata.kernels.reference.quant import unpack
 
@@ -100,9 +102,12 @@ class Types:
 
 @dataclass(slots=True)
 class Pools:
-    """Random blocks by type and standard deviation of their weights."""
+    """Random blocks by type and standard deviation of their weights. used, skew: of a token's experts, and the exponent
+    of the law that its picks follow; 0: none."""
 
     seed: int = 1
+    used: int = 0
+    skew: float = 0.0
     rng: np.random.Generator = field(init=False)
     _pools: dict[tuple[str, float], U8] = field(default_factory=dict)
 
@@ -224,7 +229,7 @@ def header(path: Path, g: Geometry, held: list[Tensor], draft: bool) -> None:
     """The file with its metadata and directory, ending where the first tensor begins."""
     writer = gguf.GGUFWriter(str(path), ARCHITECTURE)
     words = [] if draft else vocabulary(g)
-    named = [("general.type", "str", "model"), ("general.name", "str", "synthetic")]
+    named = [("general.type", "str", "model"), ("general.name", "str", SYNTHETIC)]
     for key, kind, value in [*named, *g.metadata(draft=draft), *words]:
         add_key(writer, key, kind, value)
     for t in held:
@@ -241,6 +246,12 @@ def content(t: Tensor, pools: Pools) -> Iterator[U8]:
     """The bytes of a tensor in parts; the matrices of a stack begin at blocks of their own."""
     if len(t.shape) == 1 or t.name.endswith("ssm_conv1d.weight"):
         yield vector(t.name, t.shape, pools.rng)
+        return
+    router = ROUTER.fullmatch(t.name) if pools.skew else None
+    if router is not None:
+        parts = list(pools.bytes(t.type, t.n_bytes, deviation(t.name, t.shape)))
+        rows = np.concatenate(parts).view(np.float32).reshape(t.shape)
+        yield skewed(rows, pools.used, pools.skew, pools.seed, int(router[1])).view(np.uint8).reshape(-1)
         return
     count = t.shape[0] if len(t.shape) == 3 else 1
     for _ in range(count):
@@ -288,6 +299,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}-type", default=default, choices=TYPES, metavar="TYPE", help=f"{what} ({default})"
         )
+    parser.add_argument(
+        "--router-skew",
+        type=float,
+        default=0.0,
+        metavar="A",
+        help="picks by rank ** -A, 1.2 as trained (0: even)",
+    )
     parser.add_argument("--draft", type=Path, metavar="FILE", help="write a draft layer there too")
     parser.add_argument("--seed", type=int, default=1)
 
@@ -300,6 +318,8 @@ def geometry(args: argparse.Namespace) -> Geometry:
         raise ValueError(f"--used: 1 to the number of experts, {args.experts}, got {args.used}")
     if args.vocab < 512:
         raise ValueError(f"--vocab: at least 512, got {args.vocab}")
+    if args.router_skew:
+        lengths(args.experts, args.used, args.router_skew)
     end = FULL.ngram_eos if args.vocab == FULL.vocab else args.vocab - 8
     return replace(FULL, layers=args.layers, experts=args.experts, experts_used=args.used, vocab=args.vocab,
                    ngram_eos=end, ngram_base=args.ngram_base, context=args.context)  # fmt: skip
@@ -311,7 +331,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
     except ValueError as error:
         console.print(str(error))
         return 2
-    types, pools = Types(**{name: getattr(args, f"{name}_type") for name in Types.__slots__}), Pools(args.seed)
+    types, pools = (
+        Types(**{name: getattr(args, f"{name}_type") for name in Types.__slots__}),
+    types = Types(**{name: getattr(args, f"{name}_type") for name in Types.__slots__})
+    pools = Pools(args.seed, args.used, args.router_skew)
+    )
     for path, draft in ((args.out, False), (args.draft, True)):
         if path is not None:
             size = write(path, g, types, pools, console, draft=draft)
