@@ -33,7 +33,7 @@ def gen_refusal(gen: Gen | BGen, max_context: int, vocab: int) -> str | None:
             f"prompt ({n} tokens) + max_new ({gen.max_new}) exceeds the context ({max_context}); "
             f"{SPARE_TOKENS} tokens stay free: shorten one of them or start with a larger --max-context"
         )
-    largest = max(gen.ids)
+    largest = int(np.frombuffer(gen.ids, np.int32).max())
     if largest >= vocab:
         return f"a token id is outside the vocabulary: {largest}, the model has {vocab}"
     return None if gen.keys.is_greedy else _sampling_refusal(gen.keys)

@@ -138,9 +138,10 @@ def _parse_ids_by_word(piece: str) -> list[int]:
 def format_ids(ids: Ids) -> str:
     if not ids:
         raise ProtocolError("bad request: ids: the prompt has none")
-    if min(ids) < 0:
+    text = msgspec.json.encode(ids.tolist())[1:-1].decode("ascii")
+    if "-" in text:  # quicker to see than the least of all ids
         raise ProtocolError(f"bad request: ids: wants whole numbers from 0 to {MAX_INT32}, got {min(ids)}")
-    return msgspec.json.encode(ids.tolist())[1:-1].decode("ascii")
+    return text
 
 
 def format_float(value: float, digits: int = 1) -> str:
