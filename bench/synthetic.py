@@ -331,11 +331,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     except ValueError as error:
         console.print(str(error))
         return 2
-    types, pools = (
-        Types(**{name: getattr(args, f"{name}_type") for name in Types.__slots__}),
     types = Types(**{name: getattr(args, f"{name}_type") for name in Types.__slots__})
     pools = Pools(args.seed, args.used, args.router_skew)
-    )
     for path, draft in ((args.out, False), (args.draft, True)):
         if path is not None:
             size = write(path, g, types, pools, console, draft=draft)
