@@ -112,7 +112,7 @@ class RowTuning:
     and piece_room: bytes for the copies of the type's table, for the terms of all strips held at once and of one strip;
     `blocks`: of a multiprocessor; `bulk`: a copy is one instruction; `apart`: a block asks for so much shared memory
     that no other of its launch comes to the same multiprocessor; `tiled`: experts by matrix steps
-    (tile_plans.py), for which warps, depth, blocks, table_room and bulk count."""
+    (tile_plans.py), for which warps (those that take tiles), depth, blocks, table_room and bulk count."""
 
     spans: int | None = None
     lanes: int | None = None

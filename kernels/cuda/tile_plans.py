@@ -34,26 +34,26 @@ TABLE_ROOM: Final = 32 << 10
 FEWEST_PAIRS: Final = 32
 """Of a window whose experts go this way."""
 
-INPUTS_AHEAD: Final = 12
-"""Eight activations each that a thread reads at once: there are few warps for eight rows of them."""
+BLOCK_WARPS: Final = 16
+"""Of a block at least: those that take no tiles help with what comes before, and with the shared expert."""
 
 UNTUNED: Final = RowTuning()
 Ways = tuple[tuple[int, int], ...]
 _WIDE: Final[Ways] = ((8, 1), (7, 1), (6, 1), (4, 1))
 _NARROW: Final[Ways] = ((12, 2), (12, 1), (8, 2), (8, 1), (4, 1))
-"""Warps and tiles under way of each, from most to least: of gate and up, whose rows are long, and of others.
-Beside them is room for the shared expert."""
+"""Warps that take tiles and tiles under way of each, from most to least: of gate and up, whose rows are long, and of
+others. Beside them is room for the shared expert."""
 
 
 @dataclass(frozen=True, slots=True)
 class TilePlan:
-    """spans of a row · warps of a block · tiles under way, whether by one instruction each · copies of the table ·
-    rows of a tile, of one matrix · tiles of a
-    block, where all are full · blocks · byte offsets of the parts of shared memory, their end, and how much a block
-    asks for."""
+    """spans of a row · warps of a block · those that take tiles, tiles under way of each, whether by one instruction ·
+    copies of the table · rows of a tile, of one matrix · tiles of a block, where all are full · blocks · byte offsets of
+    the parts of shared memory, their end, and how much a block asks for."""
 
     items: int
     warps: int
+    tilers: int
     depth: int
     bulk: bool
     copies: int
@@ -73,9 +73,9 @@ class TilePlan:
     aligned = False
 
     @property
-    def fewest_warps(self) -> int:
+    def fewest_tilers(self) -> int:
         """With as many turns of the last one to end: one more tile of a single warp would leave the memory idle."""
-        return -(-self.tiles // -(-self.tiles // self.warps))
+        return -(-self.tiles // -(-self.tiles // self.tilers))
 
     def constants(self, kind: TensorType, mode: str) -> dict[str, int | str]:
         """Macros of product_row.cu."""
@@ -87,12 +87,12 @@ class TilePlan:
             "ITEMS": self.items,
             "COLUMNS": 1,
             "WARPS": self.warps,
+            "TILERS": self.tilers,
             "DEPTH": self.depth,
             "BULK": int(self.bulk),
             "BESIDE": 1,
             "COPIES": self.copies,
             "ALIGNED": 0,
-            "INPUTS_AHEAD": INPUTS_AHEAD,
         }
 
     def arguments(self) -> dict[str, int]:
@@ -121,17 +121,17 @@ def tile_plan(
     if tuning.warps:
         ways = ((tuning.warps, tuning.depth or 1),)
     elif tuning.depth:
-        ways = tuple(dict.fromkeys((warps, tuning.depth) for warps, _ in ways))
-    for warps, depth in ways:
-        plan = _plan(card, kind, mode, rows, cols, n, used, warps, depth, tuning)
+        ways = tuple(dict.fromkeys((tilers, tuning.depth) for tilers, _ in ways))
+    for tilers, depth in ways:
+        plan = _plan(card, kind, mode, rows, cols, n, used, tilers, depth, tuning)
         if plan is not None and plan.shared <= card.shared_block - STATIC:
-            least = plan.fewest_warps if not tuning.warps else warps
-            return plan if least == warps else _plan(card, kind, mode, rows, cols, n, used, least, depth, tuning)
+            least = tilers if tuning.warps else plan.fewest_tilers
+            return plan if least == tilers else _plan(card, kind, mode, rows, cols, n, used, least, depth, tuning)
     return None
 
 
 def _plan(
-    card: Card, kind: TensorType, mode: str, rows: int, cols: int, n: int, used: int, warps: int, depth: int,
+    card: Card, kind: TensorType, mode: str, rows: int, cols: int, n: int, used: int, tilers: int, depth: int,
     tuning: RowTuning,
 ) -> TilePlan | None:  # fmt: skip
     blocks = card.multiprocessors * (tuning.blocks or 1)
@@ -149,9 +149,9 @@ def _plan(
         "at_scales": inputs * (-(-items // 4) | 1) * 16,
         "at_keys": _round(pairs, 4) * PAIR,
         "at_segments": (segments + 1) * SEGMENT,
-        "at_terms": warps * TERMS,
+        "at_terms": tilers * TERMS,
         "at_grid": table_bytes(kind) * copies,
-        "at_stages": warps * depth * halves * _round(strip * row_bytes + 15, 16)
+        "at_stages": tilers * depth * halves * _round(strip * row_bytes + 15, 16)
         + CHUNK // kind.block * kind.block_bytes,
         "at_y": used * each * 4 if mode == DOWN else 0,
     }
@@ -162,4 +162,17 @@ def _plan(
     del at["at_inputs"]
     bulk = card.arch >= BULK_ARCH if tuning.bulk is None else tuning.bulk
     tiles = -(-each // strip) * (used if mode == DOWN else 1)
-    return TilePlan(items, warps, depth, bulk, copies, strip, tiles, blocks, **at, end=begin, shared=begin)
+    return TilePlan(
+        items,
+        max(tilers, BLOCK_WARPS),
+        tilers,
+        depth,
+        bulk,
+        copies,
+        strip,
+        tiles,
+        blocks,
+        **at,
+        end=begin,
+        shared=begin,
+    )

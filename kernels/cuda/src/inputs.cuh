@@ -3,10 +3,6 @@
 // Activations lie item by item, in the order that the items want, a row's first ones behind it again (turns.cuh). Needs
 // items.cuh, quantize.cuh, segments.cuh and the constants of an item that row_job.cuh has.
 
-#ifndef INPUTS_AHEAD
-#define INPUTS_AHEAD 4
-#endif
-
 DEVICE void store_input(const Arguments& a, u8* shared, int row, int o, uint2 words, float d, int group_sum) {
     const int span = o >> 2, u = o & 3, item = span / SPANS, s = span - item * SPANS;
     const bool twice = item < EXTRA;
@@ -60,9 +56,21 @@ DEVICE void quantize_to_shared(const Arguments& a, u8* shared, int number, int o
 // Rows begin + 0, 1, ... rows - 1 of the inputs as the items want them, by `threads` threads of which this is number
 // `thread`: whole warps. The rows lie side by side; a warp takes 32 octets at a time and reads AHEAD times first.
 DEVICE void inputs_to_shared(const Arguments& a, u8* shared, int begin, int rows, int thread, int threads) {
-    enum { AHEAD = INPUTS_AHEAD, FLOATS_AHEAD = COLUMNS == 1 && !TILED ? 2 : 4 };
+    enum { AHEAD = 4, FLOATS_AHEAD = COLUMNS == 1 && !TILED ? 2 : 4 };
     const int octets = ITEMS * SPANS * 4, total = rows * octets, lane = threadIdx.x & 31;
     const long long before = (long long)begin * octets;
+#if TILED
+    if (!a.x) {  // they lie as they are wanted
+        const u8* q = a.q + before * 8;
+        const float* d = a.d + (long long)begin * ITEMS;
+        for (int i = thread; i < rows * ITEMS * 2; i += threads) copy16(shared + 16 * i, q + 16 * i);
+        for (int i = thread; i < rows * ITEMS; i += threads)
+            copy4((float*)(shared + a.at_scales) + i / ITEMS * SCALE_PITCH + i % ITEMS, d + i);
+        copies_commit();
+        copies_wait<0>();
+        return;
+    }
+#endif
     for (int first = thread & ~31; first < total; first += (a.x ? FLOATS_AHEAD : AHEAD) * threads) {
         if (a.x) {
             float v[FLOATS_AHEAD][8];

@@ -9,8 +9,8 @@
 // read once for 16 rows, where a lane that multiplies alone reads them for each. Lane r adds the terms of row r in their
 // order, those of a chunk while the steps of the next one run, from a table that the warp has for itself.
 //
-// Constants: TYPE a format with groups of 32 and no offsets, ITEMS spans of a row, WARPS of a block, DEPTH, BULK copies, COPIES
-// of the type's table, MODE: GATE_UP, DOWN or PAIRS of row_job.cuh. A source may include this in a namespace of its own.
+// Constants: TYPE a format with groups of 32 and no offsets, ITEMS spans of a row, WARPS of a block, of which the first TILERS
+// take tiles, DEPTH, BULK copies, COPIES of the type's table, MODE: GATE_UP, DOWN or PAIRS of row_job.cuh. A source may include this in a namespace of its own.
 // Needs device.cuh, formats.cuh, items.cuh, own_scales.cuh, quantize.cuh.
 #ifndef HERE
 #define HERE 0
@@ -224,7 +224,7 @@ struct Job {
     // The lanes' tasks are those of the warp's tiles from this one on.
     DEVICE void plan(const Found& found, u32 run) {
         planned = run;
-        task = Task::of(a, segments, warp + (int)(run + lane) * WARPS, found.turns);
+        task = Task::of(a, segments, warp + (int)(run + lane) * TILERS, found.turns);
     }
     // Tile `run` of the warp, which is planned, is sent for.
     DEVICE void load(u32 run) {
@@ -240,6 +240,7 @@ struct Job {
     }
     // The first bytes are sent for. After a barrier behind finder.find().
     DEVICE void begin(const Found& found) {
+        if (warp >= TILERS) return;
         plan(found, 0);
 #pragma unroll
         for (int i = 0; i < DEPTH; i++) load(i);
@@ -261,6 +262,7 @@ struct Job {
     }
     // All tiles. After a barrier behind the inputs and the table.
     DEVICE void work(const Found& found) {
+        if (warp >= TILERS) return;
         const int copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES;
         const Own own(lane, Steps<F>(shared + lane, Grid{shared + a.at_grid + copy * (F::LOOK == WORD ? 4 : 8)}));
         for (u32 run = 0;; run++) {

@@ -54,7 +54,7 @@ def test_no_block_has_more_segments_or_outputs_than_there_is_room_for(job):
 def test_no_warp_has_a_tile_more_than_others_could_share(n, warps):
     """Eight rows: 49 tiles a block, seven of each of seven warps; of eight one would have seven, the others six."""
     plan = tile_plan(CARDS[90], BY_NAME["IQ3_S_CARD"], GATE_UP, 640, 2560, n, 10)
-    assert plan is not None and plan.warps == warps
+    assert plan is not None and plan.tilers == warps
 
 
 @pytest.mark.parametrize("mode, rows, cols", [(GATE_UP, 640, 2560), (DOWN, 2560, 640)])
@@ -64,7 +64,7 @@ def test_the_plan_of_the_model_keeps_enough_bytes_under_way(mode, rows, cols, n)
     plan = row_plan(CARDS[90], kind, mode, (rows,), cols, n, 10)
     assert isinstance(plan, TilePlan)
     assert plan.shared <= CARDS[90].shared_block - tile_plans.STATIC
-    assert plan.warps * plan.depth * 16 * kind.row_bytes(cols) >= 112 << 10
+    assert plan.tilers * plan.depth * 16 * kind.row_bytes(cols) >= 112 << 10
     assert n > MOST_COLUMNS or side_plan(CARDS[90], plan, BY_NAME["Q8_0"], mode, rows, cols, n) is not None
 
 
