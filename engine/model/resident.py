@@ -60,7 +60,7 @@ TABLE_ROOM: Final = 3 << 30
 SMALLER_FILE: Final = "what every token reads lies there: use a smaller file, or --ple-io ram"
 SMALLER_STATE: Final = "use a smaller --max-context, or --kv fp16, int8 or q4_0"
 NO_DRAFTS: Final = CardDrafts()
-MANY_CUTS: Final = 1024
+MANY_CUTS: Final = 128
 """Rows of a chunk from which the lengths below it are looked at closely."""
 AUTO_CHUNKS: Final = (8192, 4096, 2048, 1024, 512, 256, 128, 64, 32)
 """Prompt chunks that are tried; the largest that fits wins."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from strata.kernels.check import check, require
 from strata.kernels.cuda import card as cards
-from strata.kernels.cuda import lanes, prompt_plans, row_plans, row_product
+from strata.kernels.cuda import few_plans, lanes, prompt_plans, row_plans, row_product
 from strata.kernels.cuda.arguments import (
     LANES_WINDOW,
     PROMPT,
@@ -57,6 +57,9 @@ PAIRS_OF_A_BLOCK: Final = 4096
 """PAIRS of group_rows.cu."""
 MOST_PICKS: Final = 1024
 """MOST_PICKS of count_hits.cu."""
+
+
+Prompts = few_plans.FewPlan | prompt_plans.PromptPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,6 +191,7 @@ class _Part:
     tuning: Tuning
     shared: tuple[Shared, DeviceArray] | None = None
     answers: Callable[[], None] | None = None  # to be called before the outputs are joined
+    in_place: bool = True  # of a prompt: all experts at once, not round by round
 
     @property
     def pairs(self) -> int:
@@ -325,11 +329,15 @@ class _Part:
         """Pairs sorted by expert, then a launch a product and round."""
         groups: dict[int, tuple[DeviceArray, ...]] = {}
         inputs = _Inputs(self.x, QuantizedInputs(self.workspace, self.x), self.used)
-        quantizes = gate.type is up.type and not gate.type.is_float and not down.type.is_float
+        self.in_place = gate.rounds is None
+        plan = self._prompt_plan(gate, GATE_UP) if gate.type is up.type and not down.type.is_float else None
+        quantizes = plan is not None and plan.quantizes
         made = room_for_quantized(self.workspace, self.pairs, gate.rows, down.type) if quantizes else None
-        n_hidden = 0 if quantizes else 1 if gate.type is up.type else 2
+        n_hidden = 0 if plan is not None and gate.rows <= down.rows else 1 if gate.type is up.type else 2
         hidden = [self.workspace.array((self.pairs, gate.rows)) for _ in range(n_hidden)]
         outputs = self.workspace.array((self.pairs, down.rows))
+        if not hidden:  # quantised before there are outputs: the same bytes
+            hidden.append(outputs.reshape(-1)[: self.pairs * gate.rows].reshape(self.pairs, gate.rows))
         for first, second, last in gate.rounds(self.ids) if gate.rounds else ((gate, up, down),):
             if made is not None:
                 self._prompt_product(first, GATE_UP, inputs, made.q, groups, second.addresses, (down.type, made))
@@ -358,17 +366,18 @@ class _Part:
             self._prompt_product(up, PAIRS, inputs, hidden[1], groups)
             gate_times_up(*hidden)
 
-    def _prompt_plan(self, bank: Bank, mode: str) -> prompt_plans.PromptPlan | None:
+    def _prompt_plan(self, bank: Bank, mode: str) -> Prompts | None:
         if bank.type.is_float:
             return None
         each = prompt_plans.expected(self.pairs, bank.experts)
-        return prompt_plans.prompt_plan(cards.card(), bank.type, mode, (bank.rows,), bank.cols, each)
+        way = few_plans.plan if self.in_place else prompt_plans.prompt_plan
+        return way(cards.card(), bank.type, mode, (bank.rows,), bank.cols, each)
 
     def _sorted(
-        self, bank: Bank, plan: prompt_plans.PromptPlan | None, groups: dict[int, tuple[DeviceArray, ...]]
+        self, bank: Bank, plan: Prompts | None, groups: dict[int, tuple[DeviceArray, ...]]
     ) -> tuple[DeviceArray, ...]:
         """The pairs sorted by expert, in tiles as the plan wants them; once for all products and rounds."""
-        columns = lanes.TILE if plan is None else plan.cut.columns
+        columns = lanes.TILE if plan is None else plan.columns
         if columns not in groups:
             groups[columns] = group_rows(self.workspace, self.ids, bank.experts, columns)
         return groups[columns]
@@ -401,7 +410,7 @@ class _Part:
         arguments["row_tiles"] = runs
         blocks = runs * len(tile_list)
         constants = plan.constants(kind, mode, made_for[0] if made_for else None)
-        run("product_prompt", constants, blocks, plan.cut.threads, arguments, plan.shared)
+        run(plan.source, constants, blocks, plan.threads, arguments, plan.shared)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,7 @@ import numpy as np
 
 from strata.kernels.check import check, require
 from strata.kernels.cuda import card as cards
-from strata.kernels.cuda import chains, forms, plans, prompt_plans, row_product
+from strata.kernels.cuda import chains, few_plans, forms, plans, row_product
 from strata.kernels.cuda.arguments import (
     MATRICES,
     PROMPT,
@@ -251,13 +251,13 @@ def _prompt(
     if kind.is_float:
         launch_prompt(kind, DENSE, n, matrices, x=x, join=join, n=n, divide=1, cols=cols)
         return
-    plan = prompt_plans.prompt_plan(cards.card(), kind, DENSE, tuple(w.rows for w in weights), cols, n)
+    plan = few_plans.plan(cards.card(), kind, DENSE, tuple(w.rows for w in weights), cols, n)
     made = inputs.of(kind)
     arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, join=join, n=n, divide=1, cols=cols, run=plan.run)
     runs = enter_matrices(arguments, matrices, plan.rows_of_a_run(DENSE))
     arguments["row_tiles"] = runs
-    blocks = runs * -(-n // plan.cut.columns)
-    run("product_prompt", plan.constants(kind, DENSE), blocks, plan.cut.threads, arguments, plan.shared)
+    blocks = runs * -(-n // plan.columns)
+    run(plan.source, plan.constants(kind, DENSE), blocks, plan.threads, arguments, plan.shared)
 
 
 def linear_quantized(workspace: Workspace, w: Weight, made: Quantized) -> DeviceArray:

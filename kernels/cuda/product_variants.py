@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Final
 
-from strata.kernels.cuda import fetch, plans, prompt_plans, row_plans
+from strata.kernels.cuda import fetch, few_plans, plans, prompt_plans, row_plans
 from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.chains import chains_plan
 from strata.kernels.cuda.compile import Constants
@@ -45,6 +45,8 @@ MOST: Final = max(WINDOWS)
 """Of these experts are cut into tiles, too, where their type allows it."""
 PROMPTS: Final = (48, 8192)
 """Rows of a prompt: of small tiles and of large ones."""
+FEW: Final = (4, 12, 40)
+"""Rows of a prompt, or of an expert, of each number of columns that a warp has."""
 
 
 def products(
@@ -83,6 +85,10 @@ def _blocks(
         for n in windows if mode == DENSE else ():
             yield "product_window.cu", plans.window_plan(card, kind, (512,), 256, n).constants(kind)
         if mode != DOWN:
+            for n in FEW if card.arch >= few_plans.ASYNC_ARCH else ():
+                few = few_plans.cut(card, kind, mode, (512,), cols, n)
+                if few is not None:
+                    yield "prompt_few.cu", few.constants(kind, mode)
             for n in PROMPTS:
                 tile = prompt_plans.prompt_plan(card, kind, mode, (512,), 256, n)
                 yield "product_prompt.cu", tile.constants(kind, mode)

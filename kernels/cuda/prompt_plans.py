@@ -95,6 +95,18 @@ class PromptPlan:
     shared: int
     run: int = 1
 
+    source = "product_prompt"
+    quantizes = True
+
+    @property
+    def columns(self) -> int:
+        """Activation rows of a block."""
+        return self.cut.columns
+
+    @property
+    def threads(self) -> int:
+        return self.cut.threads
+
     def constants(self, kind: TensorType, mode: str, made_for: TensorType | None = None) -> dict[str, int | str]:
         """Macros of product_prompt.cu; SHARED is checked there against its own layout. made_for: the type for which
         the result of GATE_UP is quantised."""

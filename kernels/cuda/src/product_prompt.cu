@@ -26,29 +26,6 @@
 #define DENSE 0
 #define GATE_UP 1
 #define PAIRS 2
-#define MATRICES 8
-
-struct Matrix {
-    const u8* data;
-    float* out;
-    int rows, last_tile;  // runs of this matrix and all before it
-};
-
-struct Arguments {
-    Matrix matrix[MATRICES];
-    const u8* q;         // (inputs, cols) int8 in the format's order
-    const float* d;      // (inputs, cols / 32)
-    const float* sums;   // (inputs, cols / GROUP), formats with offsets
-    const float* join;   // DENSE: null, or (n,): out = fma(sigmoid(join[row]), y, out)
-    const u64* first;    // addresses of the experts' gate or down
-    const u64* second;   // of up
-    const int* order;    // pairs sorted by expert
-    const int4* tile_list;
-    const int* n_tiles;
-    float* next_d;       // GATE_UP, quantised: scales and sums beside the int8 in matrix[0].out
-    float* next_sums;
-    int n, divide, cols, row_tiles, run;  // the input of a pair is pair / divide; runs of all matrices; tiles of a run
-};
 
 typedef TYPE F;
 enum {
@@ -87,38 +64,7 @@ static_assert(BN * LINE_H * 4 <= AT_SOURCE, "a tile of results does not fit wher
 
 static_assert(SHARED_BYTES == SHARED, "prompt_plans.py asks for another size than this layout has");
 
-
-// What a block works on.
-struct Work {
-    const u8 *first, *second;
-    int matrix, row, rows, tiles;  // first weight row of the block, rows of the matrix, tiles of the run
-    int begin, count;              // columns: activation rows, or places in `order`
-};
-
-// False for a block past the list. The address of an expert that is not there is 0: nothing waits for it here.
-DEVICE bool find_work(const Arguments& a, Work& w) {
-    const int row_tile = blockIdx.x % a.row_tiles, column_tile = blockIdx.x / a.row_tiles;
-    w.matrix = 0;
-    int before = 0;
-    if (MODE == DENSE) {
-        while (row_tile >= a.matrix[w.matrix].last_tile) before = a.matrix[w.matrix++].last_tile;
-        w.begin = column_tile * BN;
-        w.count = min((int)BN, a.n - w.begin);
-        w.first = w.second = a.matrix[w.matrix].data;
-    } else {
-        const int tiles = *a.n_tiles;
-        const int4 tile = a.tile_list[column_tile];  // read together: past the list is memory without meaning
-        if (column_tile >= tiles) return false;
-        w.begin = tile.y;
-        w.count = tile.z;
-        w.first = (const u8*)a.first[tile.x];
-        w.second = MODE == GATE_UP ? (const u8*)a.second[tile.x] : w.first;
-    }
-    w.row = (row_tile - before) * a.run * ROWS;
-    w.rows = a.matrix[w.matrix].rows;
-    w.tiles = min(a.run, (w.rows - w.row + ROWS - 1) / ROWS);
-    return true;
-}
+#include "prompt_work.cuh"
 
 // A step, or a chunk, of a tile of the run.
 struct Place {

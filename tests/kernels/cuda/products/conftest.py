@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.kernels.cuda import arguments, card, fetch, handover, mixture, product, repack
+from strata.kernels.cuda import arguments, card, fetch, few_plans, handover, mixture, product, repack
 from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.workspace import Workspace
 from strata.kernels.formats import Weight
@@ -169,6 +169,13 @@ def host(host_loader: HostLoader, written: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(card, "card", lambda: Card(80, 3, 227 << 10, 228 << 10))
     yield Place(aligned, np.array, written)
     host_loader.emulator.order = 0
+
+
+@pytest.fixture
+def tiles_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of any length go through tiles."""
+    monkeypatch.setattr(few_plans, "MOST_ROWS", 0)
+    monkeypatch.setattr(few_plans, "MOST_EACH", 0)
 
 
 @pytest.fixture

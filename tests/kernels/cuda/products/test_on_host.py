@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strata.kernels.cuda import product
+from strata.kernels.cuda import few_plans, product
 from strata.kernels.cuda.plans import Tuning, together
 from strata.kernels.formats import BY_NAME
 from strata.kernels.reference.linear import dequantize
@@ -44,18 +44,40 @@ def test_large_matrices_go_through_tiles_and_small_ones_do_not():
     assert not together(13 << 20, 8, Tuning(together=False)) and together(1, 1, Tuning(together=True))
 
 
-@pytest.mark.parametrize(
-    "name, rows, cols, n",
-    [
-        ("Q5_1", 140, 288, 17),
-        ("IQ2_S", 20, 512, 19),
-        ("IQ3_S_CARD", 20, 512, 19),
-        ("IQ4_NL_CARD", 20, 640, 19),
-        ("Q6_K_CARD", 20, 768, 19),
-    ],
-)
-def test_a_prompt_has_the_bits_of_the_written_order(host, random_weight, name, rows, cols, n):
+PROMPTS = [
+    ("Q5_1", 140, 288, 17),
+    ("IQ2_S", 20, 512, 19),
+    ("IQ3_S_CARD", 20, 512, 19),
+    ("IQ4_NL_CARD", 20, 640, 19),
+    ("Q6_K_CARD", 20, 768, 19),
+]
+
+
+@pytest.mark.parametrize("name, rows, cols, n", PROMPTS)
+def test_a_prompt_has_the_bits_of_the_written_order(host, random_weight, tiles_only, name, rows, cols, n):
     host.check_linear([random_weight(name, rows, cols)], n)
+
+
+FEW = [
+    ("Q2_K", 33, 256, 40),
+    ("Q8_0", 15, 352, 33),
+    ("IQ3_S", 48, 512, 25),
+    ("IQ1_M", 16, 256, 18),
+    ("Q2_0", 40, 320, 64),
+]
+
+
+@pytest.mark.parametrize("name, rows, cols, n", [*PROMPTS, *FEW])
+def test_a_few_rows_of_a_prompt_have_the_bits_of_the_written_order(host, random_weight, name, rows, cols, n):
+    host.check_linear([random_weight(name, rows, cols), random_weight(name, rows + 9, cols, seed=1)], n)
+
+
+@pytest.mark.parametrize("eights", [1, 2, 4])
+def test_however_many_columns_a_warp_has_its_sums_are_the_same(host, random_weight, monkeypatch, eights):
+    monkeypatch.setattr(few_plans, "EIGHTS", (eights,))
+    few_plans.cut.cache_clear()
+    host.check_linear([random_weight("Q6_K", 40, 512)], 37)
+    few_plans.cut.cache_clear()
 
 
 @pytest.mark.parametrize("cols, n", [(260, 1), (261, 3), (1100, 9), (516, 18), (131, 17)])
@@ -107,6 +129,15 @@ MIXTURES = [
 @pytest.mark.parametrize("types, inner, width, n, used, experts, missing", MIXTURES, ids=str)
 def test_a_mixture_has_the_bits_of_its_experts_joined_in_rank_order(
     host, random_weight, types, inner, width, n, used, experts, missing
+):
+    shapes = ((inner, width), (inner, width), (width, inner))
+    stacks = [random_weight(t, *s, experts=experts, seed=i) for i, (t, s) in enumerate(zip(types, shapes, strict=True))]
+    host.check_mixture(tuple(stacks), n, used, missing)
+
+
+@pytest.mark.parametrize("types, inner, width, n, used, experts, missing", [m for m in MIXTURES if m[3] > 16], ids=str)
+def test_a_mixture_of_a_prompt_has_the_same_bits_by_tiles(
+    host, random_weight, tiles_only, types, inner, width, n, used, experts, missing
 ):
     shapes = ((inner, width), (inner, width), (width, inner))
     stacks = [random_weight(t, *s, experts=experts, seed=i) for i, (t, s) in enumerate(zip(types, shapes, strict=True))]
