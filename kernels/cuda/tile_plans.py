@@ -48,8 +48,8 @@ others. Beside them is room for the shared expert."""
 @dataclass(frozen=True, slots=True)
 class TilePlan:
     """spans of a row · warps of a block · those that take tiles, tiles under way of each, whether by one instruction ·
-    copies of the table · rows of a tile, of one matrix · tiles of a block, where all are full · blocks · byte offsets of
-    the parts of shared memory, their end, and how much a block asks for."""
+    copies of the table · rows of a tile, of one matrix · tiles of a block, where all are full · blocks · byte offsets
+    of the parts of shared memory, their end, and how much a block asks for."""
 
     items: int
     warps: int
