@@ -71,6 +71,19 @@ DEVICE const u8* row_of(const Tile& tile, int r, int row_bytes) {
     return tile.data + min(tile.row + r, tile.rows - 1) * (long long)row_bytes;
 }
 
+// n rows of so many bytes that lie side by side, EACH at a time, to rows `pitch` apart.
+template <int EACH>
+DEVICE void copy_rows(u8* to, const u8* from, int n, int bytes, int pitch) {
+    int row = 0, at = EACH * threadIdx.x;
+    for (; row < n; at += EACH * 32 * WARPS) {
+        for (; at >= bytes && row < n; at -= bytes) row++;
+        if (row == n) break;
+        const u8* own = from + row * (long long)bytes + at;
+        if (EACH == 16) copy16(to + row * pitch + at, own);
+        else copy4(to + row * pitch + at, own);
+    }
+}
+
 // A warp takes 32 octets of a row at a time, and reads AHEAD times first.
 DEVICE void inputs_to_shared(const Arguments& a, u8* shared) {
     enum { AHEAD = 4 };
@@ -79,6 +92,13 @@ DEVICE void inputs_to_shared(const Arguments& a, u8* shared) {
     float* const sums = (float*)(shared + a.at_sums);
     const bool turnable = TURNABLE && a.cols / F::BLOCK * F::BYTES % 4 == 0;
     const auto turned = [&](int block) { return turnable && (block >> 3) * CHUNK_BYTES % 4 != 0; };
+    if (!F::OFFSET && (!TURNABLE || CHUNK_BYTES % 4 == 0) && !a.x) {  // they lie as they are wanted: all are under way at once
+        copy_rows<16>(shared, a.q, a.n, a.cols, a.input_pitch);
+        copy_rows<4>(shared + a.at_scales, (const u8*)a.d, a.n, a.cols / 8, 4 * a.scale_pitch);
+        copies_commit();
+        copies_wait<0>();
+        return;
+    }
     int row = 0, turn = threadIdx.x >> 5;  // of the row
     const auto advance = [&]() {
         for (turn += WARPS; turn >= turns && row < a.n; turn -= turns) row++;

@@ -31,11 +31,12 @@ def test_a_window_has_the_bits_of_the_written_order(host, random_weight, name, r
     host.check_linear([random_weight(name, rows, cols)], n, tuning=tuning)
 
 
-@pytest.mark.parametrize("name", ["Q6_K", "Q5_K", "IQ3_S"])
+@pytest.mark.parametrize("name", ["Q6_K", "Q5_K", "IQ3_S", "Q6_K_CARD", "IQ4_NL_CARD", "Q8_0"])
 def test_inputs_that_another_kernel_quantised_lie_where_the_weights_want_them(host, random_weight, monkeypatch, name):
     monkeypatch.setattr(product, "QUANTIZE_APART", 1)
     for cols in (768, 1024):
         host.check_linear([random_weight(name, 24, cols)], 6, tuning=Tuning(together=True))
+        host.check_linear([random_weight(name, 24, cols)], 11, tuning=Tuning(together=True, ring=2))
 
 
 def test_large_matrices_go_through_tiles_and_small_ones_do_not():
