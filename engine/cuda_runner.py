@@ -265,7 +265,11 @@ class CudaRunner:
     @property
     def solo_hits(self) -> Callable[[], Picked] | None:
         """Experts that the decode windows of the solo slot have found in the cache so far; None: all lie in VRAM."""
-        return None if self._device.tiers is None else lambda: self._solo_hits
+        store = self._resident.store
+        if store is None:
+            return None
+        helpers = store.helpers
+        return lambda: self._solo_hits if helpers is None else Picked(*self._solo_hits[:2], *helpers.filed)
 
     @property
     def costs(self) -> str:

@@ -77,8 +77,10 @@ def request_line(done: Done) -> str:
     ]
     if done.drafts_offered:
         parts.append(f"{done.drafts_accepted} of {done.drafts_offered} drafts kept")
-    if done.ram_blobs and done.hit_rate is not None:
+    if (done.ram_blobs or done.file_blobs) and done.hit_rate is not None:
         parts.append(f"{done.hit_rate:.1%} of the experts in VRAM")
+    if done.file_blobs:
+        parts.append(f"{done.file_blobs} of {done.file_mb:.0f} MB read in the file")
     return "; ".join(parts)
 
 

@@ -45,7 +45,16 @@ class Tier:
         if self.helped:
             took = 0 if self._store.helpers is None else self._store.helpers.busy_ms
             read = f"{read}; the processor has computed {self.helped} in {took} ms"
+        n, n_bytes = self._filed
+        if self._store.reads_file:
+            copied = self._store.read_in_file / MIB
+            read = f"{read}, {n} of them in the file, {n_bytes / MIB:.0f} MiB; the card got {copied:.0f} MiB from there"
         return read if self._adapter is None else f"{read}; {self._adapter}"
+
+    @property
+    def _filed(self) -> tuple[int, int]:
+        """Experts that the processor has read in the file for windows, and their bytes."""
+        return (0, 0) if self._store.helpers is None else self._store.helpers.filed
 
     def begin(self) -> None:
         """What start has counted was no text."""
@@ -55,7 +64,7 @@ class Tier:
     def window(self) -> None:
         """A window is over, and the next one may be queued already. Raises DeviceError when it waited in vain."""
         if self._store.helpers is not None:
-            self._store.helpers.check()
+            self._store.helpers.window_over()
         if self._adapter is not None:
             self._adapter.step()
         self._look()
@@ -72,11 +81,20 @@ class Tier:
             "expert_read_mib": self.read_bytes // MIB,
             "expert_helped": self.helped,
             "expert_helped_ms": 0 if self._store.helpers is None else self._store.helpers.busy_ms,
+            **self._of_file(),
             "expert_streamed_mib": self._store.streamed // MIB,
             "expert_rounds": 0 if adapter is None else adapter.rounds,
             "expert_swaps": 0 if adapter is None else adapter.swaps,
             "expert_swapped_mib": 0 if adapter is None else adapter.moved // MIB,
         }
+
+    def _of_file(self) -> dict[str, int]:
+        """The figures of experts that lie in the file only, where there are some."""
+        if not self._store.reads_file:
+            return {}
+        n, n_bytes = self._filed
+        copied = self._store.read_in_file
+        return {"expert_filed": n, "expert_filed_mib": n_bytes // MIB, "expert_file_sent_mib": copied // MIB}
 
     def request_over(self) -> None:
         """The last line of a request is out."""

@@ -63,10 +63,13 @@ class Row(NamedTuple):
 
 class Picked(NamedTuple):
     """Of the experts that rows of the solo slot's windows have picked so far: `hits` lay in VRAM, `helped` were
-    computed by the processor."""
+    computed by the processor. Of all windows, once for all rows of one: `filed` experts of `file_bytes` were read from
+    the file."""
 
     hits: int = 0
     helped: int = 0
+    filed: int = 0
+    file_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

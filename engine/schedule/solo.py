@@ -193,7 +193,7 @@ class Solo:
         found, before = Picked(routed if self._in_vram else 0, 0), self._hits_before
         if self._hits is not None:
             now = self._hits()
-            found = Picked(now.hits - before.hits, now.helped - before.helped)
+            found = Picked(*(n - was for n, was in zip(now, before, strict=True)))
         return Done(
             generated=self.n_generated,
             prompt=self.n_prompt,
@@ -205,8 +205,10 @@ class Solo:
             reused=self.reused,
             hits=found.hits,
             lookups=routed,
-            ram_blobs=max(0, routed - found.hits),
+            ram_blobs=max(0, routed - found.hits - found.filed),
+            file_blobs=found.filed,
+            file_mb=found.file_bytes / 1e6,
             prompt_read=min(self.n_held, self.n_prompt) - self.reused,
-            offloaded=max(0, routed - sum(found)) if self._in_vram else 0,
+            offloaded=max(0, routed - found.hits - found.helped) if self._in_vram else 0,
             chain=None if drafts is None else ChainCounts(0, 0, *drafts.of_text),
         )

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from strata.engine.cuda_runner import CudaRunner
+from strata.engine.device.base import Memory
 from strata.engine.experts import helpers, learned, tier
 from strata.engine.memory.profile import read_profile
+from strata.engine.model import resident
 from strata.engine.model.resident import RESERVE
 from strata.engine.options import Options, Refused
 from strata.engine.pack import open_pack
@@ -356,6 +358,50 @@ def test_requests_whose_missing_experts_the_processor_computes_are_those_of_the_
     assert helped.info()["pcie_frac"] == 0.0 and figures["expert_reads"] == 0
     assert figures["expert_helped"] > 0 < figures["expert_helped_ms"]
     assert "; the processor has computed " in helped.costs
+
+
+@pytest.mark.parametrize("where", ["mapped", "half", "no-ram"])
+def test_requests_whose_missing_experts_lie_in_the_file_are_those_of_the_host(any_card, pack, host, monkeypatch, where):
+    """As asked for, beside some that are locked, and on a machine with too little RAM for any."""
+    quarter = pack.spec.layers * pack.spec.experts // 4
+    size = sum(pack[f"blk.0.ffn_{name}_exps.weight"].data.size for name in ("gate", "up", "down"))
+    changes = {"mmap_experts": True} if where == "mapped" else {}
+    if where == "half":
+        monkeypatch.setenv("STRATA_ARENA_PIN_GIB", f"{0.4 * pack.spec.layers * size / (1 << 30):.9f}")
+    if where == "no-ram":
+        monkeypatch.setattr(resident, "ram", lambda: Memory(1 << 40, 1 << 20))
+    how = replace_options(device="cuda", batch=2, expert_cache=quarter, adapt_every=1, adapt_min_gain=0.0, **changes)
+    tiered = CudaRunner(pack, how, driver=any_card())
+    tiered.warm()
+    placement = tiered._resident.store.placement
+    assert placement.in_cache == quarter and placement.filed.any() and placement.in_ram.any() == (where == "half")
+    assert tiered.info()["arena_mib"] == placement.locked_bytes // MIB
+    request = Request(ids(CHUNK + 3), 5, PENALISED, penalty_last_n=64)
+    assert run(tiered, [request]) == run(host, [request])
+    slots = [(0, asked(ids(5), 4, **GROWING)), (1, asked(ids(6, 2), 3))]
+    assert batch(tiered, slots) == batch(host, slots)
+    path = path_of(tiered)
+    path.rules = replace(
+        path.rules, routed=pack.spec.layers * pack.spec.experts_used, in_vram=True, hits=tiered.solo_hits
+    )
+    events = path.start(request)
+    while path.busy:
+        events += path.step()
+    done = events[-1]
+    assert done.file_blobs > 0 == done.offloaded or where == "half"
+    assert 0 < done.lookups - done.hits <= done.ram_blobs + done.file_blobs, "pieces of prompts count as well"
+    assert done.file_mb == pytest.approx(done.file_blobs * size / pack.spec.experts / 1e6)
+    assert where == "half" or done.ram_blobs == 0
+    figures = tiered.figures()
+    assert figures["expert_filed"] >= done.file_blobs and figures["expert_swaps"] > 0
+    assert " in the file, " in tiered.costs
+    tiered.close()
+
+
+def test_float_experts_that_fit_no_ram_are_refused_with_what_helps(emulated_card, packs):
+    how = replace_options(device="cuda", expert_cache=2, mmap_experts=True)
+    with pytest.raises(Refused, match=r"experts of float weights are computed on the card only.*or leave out --mmap"):
+        CudaRunner(open_pack(packs["odd-f32"]), how, driver=emulated_card.driver())
 
 
 def test_a_processor_that_does_not_answer_ends_the_request_with_a_reason(emulated_card, pack, monkeypatch):
