@@ -7,7 +7,7 @@ processor computes the others meanwhile, and all that lie in the file only.
     helpers.measured(spare)                                 # with `--pcie-frac auto`, once all bytes are there
 
 Exact    the processor's products are the card's, bit for bit, so the share never changes a text
-Errors   DeviceError from `check`: the processor has not answered in time
+Errors   DeviceError from `window_over`: the processor has not answered in time
 Cost     two launches a layer of a window; threads that spin while windows run
 """
 
@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 
 from strata.engine.device.driver import Array, Bytes, Driver
+from strata.engine.experts.balance import PARTS, Balance
 from strata.engine.experts.placement import ExpertSize
 from strata.engine.log import log
 from strata.kernels.cuda.arguments import address
 from strata.kernels.cuda.compile import DeviceError
-from strata.kernels.cuda.handover import OWN_WORDS, SHARE, Helper
+from strata.kernels.cuda.handover import OWN_WORDS, REQUESTS, SHARE, WAITS, Helper
 from strata.kernels.cuda.plans import WINDOW_ROWS
 from strata.kernels.desk import ANSWERED, ASKED, LAYER, PAIRS, USED, Desk
 from strata.kernels.formats import Weight
@@ -32,8 +33,6 @@ from strata.kernels.formats import Weight
 if TYPE_CHECKING:
     from strata.kernels.cpu.handover import Server
 
-PARTS: Final = 256
-"""Of the missing experts, that a share is counted in."""
 LIMIT_S: Final = 5.0
 """A window waits so long for the processor."""
 PROBED: Final = 8
@@ -41,6 +40,8 @@ PROBED: Final = 8
 PROBES: Final = 4
 """Measurements of each kind; the best one counts."""
 PROBE_BYTES: Final = 64 << 20
+LOOK_EVERY: Final = 16
+"""Windows between two looks at who waited for whom."""
 
 
 class Card(Protocol):
@@ -52,8 +53,8 @@ class Card(Protocol):
 
 
 class HostExperts:
-    """share: of the missing experts in RAM that the card reads, 0 to 1; None: as `measured` says, until then half ·
-    threads: of the processor that compute · filed: layers of which some experts lie in the file only."""
+    """share: of the missing experts in RAM that the card reads, 0 to 1; None: half, then as `measured` says, then as
+    windows show · threads: of the processor that compute · filed: layers of which some experts lie in the file only."""
 
     def __init__(self, card: Card, layers: int, share: float | None, threads: int, filed: Sequence[int] = ()) -> None:
         self._card = card
@@ -65,6 +66,13 @@ class HostExperts:
         self._own = card.fixed(4 * OWN_WORDS).view(np.uint32)
         self._words = card.driver.pinned(4 * OWN_WORDS).view(np.uint32)
         self._words[:] = 0
+        self._landing = card.driver.pinned(4 * OWN_WORDS).view(np.uint32)
+        self._landing[:] = 0
+        self._download = card.driver.downloader(self._landing, self._own)
+        self._landed = card.driver.event()
+        self._balance: Balance | None = None
+        self._seen = 0, 0  # requests and waits so far
+        self._windows = 0
         self._desk: Desk | None = None
         self._server: Server | None = None
         self._probe: tuple[int, ExpertSize, Bytes] | None = None  # a layer, its experts in RAM
@@ -108,8 +116,24 @@ class HostExperts:
         self._set(self.share)
         self._server.start()
 
-    def check(self) -> None:
-        """Raises DeviceError when an answer did not come in time: windows since then mean nothing."""
+    def window_over(self) -> None:
+        """A window is over, and the next one may be queued already. Raises DeviceError when an answer did not come in
+        time: windows since then mean nothing."""
+        self._check()
+        if self._balance is None:
+            return
+        self._windows += 1
+        if self._windows % LOOK_EVERY == 0:
+            self._download()
+            self._landed.record()
+        elif self._windows % LOOK_EVERY == 1 and self._windows > 1:
+            self._landed.wait()
+            now = int(self._landing[REQUESTS]), int(self._landing[WAITS])
+            came = [(new - old) % (1 << 32) for new, old in zip(now, self._seen, strict=True)]
+            self._seen = now
+            self._queue_share(self._balance.look(*came))
+
+    def _check(self) -> None:
         if self._desk is not None and self._desk.failed is not None:
             remedy = "give it more time of its own, or use --pcie-frac 1"
             if self._filed:
@@ -130,17 +154,24 @@ class HostExperts:
             return
         link, processor = self._link_rate(spare), self._processor_rate()
         self._set(link / (link + processor))
+        self._balance = Balance(round(self.share * PARTS))
         log(
             f"missing experts: {link / 1e9:.1f} GB/s over PCIe, {processor / 1e9:.1f} GB/s by {self._threads} threads; "
-            f"the card reads {self.share:.2f} of a window's, the processor computes the others"
+            f"the card reads {self.share:.2f} of a window's at first, the processor computes the others"
         )
 
     def _set(self, share: float) -> None:
         """Windows from now on have this share."""
+        self._queue_share(round(share * PARTS))
         self.share = share
-        self._words[SHARE] = round(share * PARTS)
-        self._card.driver.upload(self._own[SHARE : SHARE + 1], self._words[SHARE : SHARE + 1])
         self._card.driver.synchronize()
+
+    def _queue_share(self, parts: int) -> None:
+        """The same behind what is queued. What was queued here the last time is on the card."""
+        if parts != self._words[SHARE]:
+            self.share = parts / PARTS
+            self._words[SHARE] = parts
+            self._card.driver.upload(self._own[SHARE : SHARE + 1], self._words[SHARE : SHARE + 1])
 
     def _link_rate(self, spare: Array) -> float:
         """Bytes per second from page-locked RAM to the card."""

@@ -5,12 +5,13 @@
 // but not for ever. One request is under way at a time, since a layer waits for the one before it.
 //
 // `own` lies on the card: the number of the last request, that of the request under way (0: none), the share of missing
-// experts that the card reads itself, in 256ths, a count of blocks, and whether an answer has ever failed to come.
+// experts that the card reads itself, in 256ths, a count of blocks, whether an answer has ever failed to come, the last
+// request whose answer was looked for, and how many these were, and how many of them were not there at the first look.
 #include "device.cuh"
 
 enum { MOST = 256 };                                                       // pairs of a window
 enum { ASKED = 0, ANSWERED = 32, FAILED = 64, LAYER = 96, PAIRS = 97, USED = 98 };  // words of the desk (desk.py)
-enum { NUMBER, UNDER_WAY, SHARE, ENDED, LOST };                            // words of `own`
+enum { NUMBER, UNDER_WAY, SHARE, ENDED, LOST, LOOKED, REQUESTS, WAITS };  // words of `own`
 
 DEVICE void ring(int* desk, u32 number) {
     __threadfence_system();
@@ -80,6 +81,10 @@ KERNEL __launch_bounds__(256) void take_answers(const int* ids, const int* kept,
         const u32 number = own[UNDER_WAY];
         const u64 since = nanoseconds();
         lost = *(volatile u32*)(own + LOST) != 0 || ids[p] < 0;
+        if (!lost && atomicExch(own + LOOKED, number) != number) {
+            atomicAdd(own + REQUESTS, 1u);
+            if (*(volatile u32*)(desk + ANSWERED) != number) atomicAdd(own + WAITS, 1u);
+        }
         while (!lost && *(volatile u32*)(desk + ANSWERED) != number) {
             if (nanoseconds() - since < limit_ns) continue;
             lost = 1;

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from strata.kernels.cpu.handover import Server
-from strata.kernels.cuda.handover import OWN_WORDS, SHARE, Helper
+from strata.kernels.cuda.handover import OWN_WORDS, REQUESTS, SHARE, WAITS, Helper
 from strata.kernels.cuda.mixture import Bank, Shared, mixture
 from strata.kernels.desk import ANSWERED, ASKED, IN_FILE, Desk
 from strata.kernels.formats import Weight
@@ -100,6 +100,7 @@ def test_experts_have_the_same_bits_from_the_processor(host, random_weight, type
         missing = len(set(ids.ravel().tolist()) - set(range(4)))
         requests += missing * share // 256 < missing
         assert helped.desk.words[ASKED] == helped.desk.words[ANSWERED] == requests
+        assert helped.helper.own[REQUESTS] == requests >= helped.helper.own[WAITS]
         asked = len({int(a) for a in helped.desk.at[: ids.size]} - {0})
         assert asked == missing - missing * share // 256
     assert helped.desk.failed is None and (requests > 0) == (share < 256)
