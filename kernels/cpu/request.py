@@ -38,6 +38,7 @@ from strata.kernels.cpu.memory import (
     counted,
     float_at,
     int32_at,
+    nanoseconds,
     put_float,
     put_word,
     show,
@@ -55,6 +56,8 @@ QUANTIZE_GRAIN: Final = 16
 ROUNDS: Final = 3
 """Pieces of a kind that each thread should find at least: a request is over when its last piece is."""
 LINE: Final = 64
+KEPT_NS: Final = 10 * 10**9
+"""Experts of the file that were used so lately are not asked for."""
 TILES: Final = ACT_BLOCK // WIDTH
 """Of a product, that are a block of records."""
 FILE_EXPERT: Final = IN_FILE - 1
@@ -67,10 +70,10 @@ FILE_EXPERT: Final = IN_FILE - 1
 STATE_WORDS: Final = 29
 
 # Words of a layer: templates of the jobs of gate, up and down; where they begin behind an address; widths; where they
-# lie in the file, and an expert's bytes there.
+# lie in the file, an expert's bytes there, and when each was used last.
 L_GATE, L_UP, L_DOWN = 0, JOB_WORDS, 2 * JOB_WORDS
 L_AT, L_INNER, L_HIDDEN = (3 * JOB_WORDS + n for n in (0, 3, 4))
-L_FILE, L_BYTES = 3 * JOB_WORDS + 5, 3 * JOB_WORDS + 8
+L_FILE, L_BYTES, L_USED = (3 * JOB_WORDS + n for n in (5, 8, 11))
 LAYER_WORDS: Final = 4 * JOB_WORDS
 GATE, UP, DOWN = range(3)
 
@@ -179,19 +182,24 @@ def _matrix(layer, at, part):
 
 @njit("void(int64, int64, int64)", **JIT)
 def _ask_ahead(state, layer, found):
-    """Ask for all that the request needs of the file, and count it."""
-    filed = 0
+    """Ask for what the request needs of the file, and count it."""
+    filed, asked, now = 0, 0, nanoseconds()
     for e in range(found):
         at = word(word(state, S_EXPERTS), e)
         if at > 0:
             continue
-        to = _job(state, filed, word(state, S_AHEAD), 3, 3)
+        filed += 1
+        used = word(word(layer, L_USED), at & FILE_EXPERT)
+        put_word(word(layer, L_USED), at & FILE_EXPERT, now)
+        if used and now - used < KEPT_NS:
+            continue
+        to = _job(state, asked, word(state, S_AHEAD), 3, 3)
         for part in range(3):
             put_word(to, A_FILE + part, _matrix(layer, at, part))
             put_word(to, A_BYTES + part, word(layer, L_BYTES + part))
-        filed += 1
-    if filed:
-        _run(state, filed)
+        asked += 1
+    if asked:
+        _run(state, asked)
     each = word(layer, L_BYTES) + word(layer, L_BYTES + 1) + word(layer, L_BYTES + 2)
     put_word(state, S_FILED, word(state, S_FILED) + filed)
     put_word(state, S_FILE_BYTES, word(state, S_FILE_BYTES) + filed * each)
@@ -301,8 +309,9 @@ def entries() -> dict[int, int]:
     return {name: function(entry) for name, entry in known.items()}
 
 
-def layer_words(stacks: Sequence[Weight], begins: Sequence[int]) -> npt.NDArray[np.int64]:
-    """The words of a layer: gate, up and down as the host has them, and where an expert's begin behind its address."""
+def layer_words(stacks: Sequence[Weight], begins: Sequence[int], used: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The words of a layer: gate, up and down as the host has them, and where an expert's begin behind its address.
+    used (experts,): of the caller, zeros."""
     gate, up, down = stacks
     require(not any(w.type.is_float for w in stacks), "experts of float weights are computed on the card only")
     row = np.zeros(LAYER_WORDS, np.int64)
@@ -311,5 +320,6 @@ def layer_words(stacks: Sequence[Weight], begins: Sequence[int]) -> npt.NDArray[
         row[at : at + JOB_WORDS] = product_job(one, Inputs(0, 0), 0, 1, 0)
     row[L_AT : L_AT + 3], row[L_INNER], row[L_HIDDEN] = begins, gate.rows, gate.cols
     row[L_FILE : L_FILE + 3] = [address(stack.data) for stack in stacks]
+    row[L_USED] = address(used)
     row[L_BYTES : L_BYTES + 3] = [stack.data[0].nbytes for stack in stacks]
     return row
