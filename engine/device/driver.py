@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from strata.engine.device.locked import registered
 from strata.kernels.cuda.compile import DeviceError, collecting
 from strata.kernels.cuda.precompile import compile_missing
 from strata.kernels.cuda.repack import repack
@@ -164,6 +165,9 @@ class CupyDriver:
         return self._array(memory, n_bytes)
 
     def pinned(self, n_bytes: int) -> Bytes:
+        found = registered(self._runtime, n_bytes)
+        if found is not None:
+            return found
         try:
             flags = self._runtime.hostAllocMapped | self._runtime.hostAllocPortable
             memory = self._cp.cuda.PinnedMemory(n_bytes, flags)
