@@ -261,6 +261,32 @@ DEVICE void chunk_sums(int (&sums)[GROUPS][PART], const Codes (&rows)[2], const 
     }
 }
 
+// The same of eight rows: in the place of eight more of them lie the second words of a span, or those of the next one, of which
+// the activations in turn make the other half of the results. Zeros there would be made again for each step.
+template <class Codes>
+DEVICE void chunk_sums_of_eight(int (&sums)[GROUPS][PART], const Codes& row, const Columns& columns, int chunk, int spans) {
+#pragma unroll
+    for (int s = 0; s < 8; s += 2) {
+        if (F::BLOCK < 256 && s == 4 && spans <= 4) break;  // what lies past a short chunk is computed and not added
+        u32 w[4];
+        row.span(s, w[0], w[2]), row.span(s + 1, w[1], w[3]);
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const uint2 b = *(const uint2*)(columns.input[nt] + 256 * chunk + 32 * (s + k));
+                int c[4], other[4];
+                if (F::GROUP == 32) multiply32<16>(c, w, b.x, b.y);
+                else multiply16<16>(c, w[k], w[2 + k], b.x), multiply16<16>(other, w[k], w[2 + k], b.y);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    sums[(s + k) * PER_SPAN][2 * nt + i] = c[F::GROUP == 32 ? 2 * k + i : i];
+                    if (F::GROUP == 16) sums[(s + k) * PER_SPAN + PER_SPAN - 1][2 * nt + i] = other[2 + i];
+                }
+            }
+    }
+}
+
 DEVICE void leave(float* to, const float (&own)[OWN]) {
     if (OWN == 4) *(float4*)to = make_float4(own[0], own[1], own[2 % OWN], own[3 % OWN]);
     else *(float2*)to = make_float2(own[0], own[1]);
@@ -287,12 +313,15 @@ DEVICE void chunk_terms(float (&terms)[GROUPS][PART], u8* own, const u8* p0, con
         if (F::OFFSET) leave(to + GROUPS, made.offset);
     }
     int sums[GROUPS][PART] = {};
+    enum { EIGHT_ROWS = ROWS == 8 && ARCH >= 800 };  // older ones have steps of eight rows
     if (TURNABLE && turned) {
         const TurnedRow rows[] = {TurnedRow(p0, t, grid), TurnedRow(ROWS == 16 ? p1 : p0, t, grid)};
-        chunk_sums(sums, rows, columns, chunk, spans);
+        if (EIGHT_ROWS) chunk_sums_of_eight(sums, rows[0], columns, chunk, spans);
+        else chunk_sums(sums, rows, columns, chunk, spans);
     } else {
         const RowCodes rows[] = {RowCodes(p0, t, grid), RowCodes(ROWS == 16 ? p1 : p0, t, grid)};
-        chunk_sums(sums, rows, columns, chunk, spans);
+        if (EIGHT_ROWS) chunk_sums_of_eight(sums, rows[0], columns, chunk, spans);
+        else chunk_sums(sums, rows, columns, chunk, spans);
     }
     __syncwarp();
 #pragma unroll
