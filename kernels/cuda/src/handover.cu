@@ -9,7 +9,7 @@
 // request whose answer was looked for, and how many these were, and how many of them were not there at the first look.
 #include "device.cuh"
 
-enum { MOST = 256 };                                                       // pairs of a window
+enum { MOST = 256, AT_ONCE = 8 };                                          // pairs of a window; words of an answer
 enum { ASKED = 0, ANSWERED = 32, FAILED = 64, LAYER = 96, PAIRS = 97, USED = 98 };  // words of the desk (desk.py)
 enum { NUMBER, UNDER_WAY, SHARE, ENDED, LOST, LOOKED, REQUESTS, WAITS };  // words of `own`
 
@@ -97,5 +97,12 @@ KERNEL __launch_bounds__(256) void take_answers(const int* ids, const int* kept,
     const long long place = lost ? 0 : *(volatile const int*)(places + p);
     const volatile u64* from = (const volatile u64*)(out + place * width);
     u64* to = (u64*)(given + (long long)p * width);
-    for (int i = threadIdx.x; i < width / 2; i += 256) to[i] = lost ? 0 : from[i];
+    for (int i = threadIdx.x; i < width / 2; i += 256 * AT_ONCE) {  // each is a way over the link and back
+        u64 held[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) held[k] = !lost && i + 256 * k < width / 2 ? from[i + 256 * k] : 0;
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            if (i + 256 * k < width / 2) to[i + 256 * k] = held[k];
+    }
 }
