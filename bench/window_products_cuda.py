@@ -96,6 +96,8 @@ WINDOW_WAYS = (
     Tuning(together=True, ring=2),
     Tuning(together=True, ring=8),
     Tuning(together=True, stages=2),
+    Tuning(together=True, stages=4),
+    Tuning(together=True, stages=5),
 )
 """Of several rows, by product_row.cu and by product_window.cu."""
 KERNELS = (Tuning(together=False), Tuning(together=True))

@@ -47,6 +47,7 @@ GAIN = 0.999
 Key = tuple[Any, ...]
 """Of a product: type, mode, rows of its matrices, columns, experts of a row."""
 
+STAGES = (2, 4, 5)
 _TILES = (8, 1), (7, 1), (6, 1), (4, 1), (12, 2), (12, 1), (16, 1), (20, 1), (10, 2), (8, 2), (6, 2), (8, 3)
 TILE_WAYS = tuple(RowTuning(tiled=True, warps=warps, depth=depth) for warps, depth in _TILES)
 ROW_WAYS = tuple(
@@ -59,15 +60,17 @@ ROW_WAYS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How one product is cut: by product_row.cu so, or by product_window.cu."""
+    """How one product is cut: by product_row.cu so, or by product_window.cu, with so many stages if not 0."""
 
     row: RowTuning = row_plans.UNTUNED
     together: bool = False
+    stages: int = 0
 
     @property
     def name(self) -> str:
         said = [f"{f.name} {v}" for f in fields(self.row) if (v := getattr(self.row, f.name)) is not None]
-        return "product_window" if self.together else ", ".join(said)
+        stages = f", {self.stages} stages" if self.stages else ""
+        return f"product_window{stages}" if self.together else ", ".join(said)
 
 
 @dataclass(slots=True)
@@ -82,7 +85,7 @@ class Ways:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Plans are made so."""
-        plan, together = row_plans.row_plan, plans.together
+        plan, together, window_plan = row_plans.row_plan, plans.together, plans.window_plan
         asked = [0]
 
         def own_together(n_bytes: int, n: int, tuning: plans.Tuning = plans.UNTUNED) -> bool:
@@ -103,7 +106,22 @@ class Ways:
             way = self.chosen.get(key)
             return plan(card, kind, mode, rows, cols, n, used, wide, tuning if way is None else way.row)
 
-        with mock.patch.object(row_plans, "row_plan", own_plan), mock.patch.object(plans, "together", own_together):
+        def own_window_plan(
+            card: Any, kind: Any, rows: Any, cols: int, n: int, tuning: plans.Tuning = plans.UNTUNED
+        ) -> Any:
+            key = (kind.name, plans.DENSE, rows, cols, 0)
+            self.seen[key] += 1
+            self.sizes.setdefault(key, asked[0])
+            way = self.chosen.get(key)
+            if way is not None and way.stages:
+                tuning = replace(tuning, stages=way.stages)
+            return window_plan(card, kind, rows, cols, n, tuning)
+
+        with (
+            mock.patch.object(row_plans, "row_plan", own_plan),
+            mock.patch.object(plans, "together", own_together),
+            mock.patch.object(plans, "window_plan", own_window_plan),
+        ):
             yield
 
     def but(self, key: Key, way: Way) -> Ways:
@@ -155,12 +173,15 @@ def large_or_many(ways: Ways) -> list[Key]:
 
 def ways_of(key: Key, n: int) -> list[Way]:
     """Ways that fit, each different from the one that it has and from the others."""
-    kind, mode, rows, cols, used = key
-    seen = {row_plans.row_plan(card.card(), BY_NAME[kind], mode, rows, cols, n, used)}
-    found = [Way(together=True)] if mode == plans.DENSE else []
-    for row in (*(TILE_WAYS if used else ()), *ROW_WAYS):
+    name, mode, rows, cols, used = key
+    kind, dense = BY_NAME[name], mode == plans.DENSE
+    if dense and plans.together(sum(rows) * kind.row_bytes(cols), n):
+        return [Way(together=True, stages=stages) for stages in STAGES]
+    seen = {row_plans.row_plan(card.card(), kind, mode, rows, cols, n, used)}
+    found = [Way(together=True)] if dense else []
+    for row in (*((RowTuning(tiled=False), *TILE_WAYS) if used else ()), *ROW_WAYS):
         try:
-            plan = row_plans.row_plan(card.card(), BY_NAME[kind], mode, rows, cols, n, used, tuning=row)
+            plan = row_plans.row_plan(card.card(), kind, mode, rows, cols, n, used, tuning=row)
         except ValueError:  # does not fit
             continue
         if plan not in seen:
