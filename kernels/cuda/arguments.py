@@ -9,7 +9,9 @@ Cost     some microseconds of host time a launch; nothing when a graph is replay
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +26,7 @@ _POINTER: Final = np.uint64
 _INT: Final = np.int32
 
 MATRIX: Final = np.dtype([("data", _POINTER), ("out", _POINTER), ("rows", _INT), ("last_tile", _INT)], align=True)
+_MATRIX: Final = struct.Struct("<QQii")
 
 
 def structure(pointers: Sequence[str], integers: Sequence[str]) -> np.dtype[Any]:
@@ -62,18 +65,29 @@ def address(array: DeviceArray | None) -> int:
 
 def fill(kind: np.dtype[Any], **values: Any) -> np.ndarray:
     """One struct; arrays are entered by their addresses."""
-    arguments = np.zeros((), kind)
-    for name, value in values.items():
-        arguments[name] = value if isinstance(value, int) else address(value)
-    return arguments
+    layout, names = _layout(kind)
+    if not values.keys() <= names.keys():
+        raise ValueError(f"there are no arguments {', '.join(values.keys() - names.keys())}")
+    buffer = bytearray(layout.size)
+    entered = (values.get(name, 0) for name in names)
+    layout.pack_into(buffer, 0, *[value if isinstance(value, int) else address(value) for value in entered])
+    return np.ndarray((), kind, buffer)
 
 
-def enter_matrices(arguments: np.ndarray, matrices: Sequence[tuple[int, DeviceArray, int]], rows_of_a_tile: int) -> int:
-    """Enter (address, output, rows) of each matrix; returns the tiles of all."""
+@cache
+def _layout(kind: np.dtype[Any]) -> tuple[struct.Struct, dict[str, str]]:
+    """How the fields behind the matrices are packed, and their names: some microseconds less than NumPy takes."""
+    names = {name: "Q" if kind[name] == _POINTER else "i" for name in (kind.names or ())[1:]}
+    packed = f"<{kind['matrix'].itemsize}x{''.join(names.values())}"
+    return struct.Struct(f"{packed}{kind.itemsize - struct.calcsize(packed)}x"), names
+
+
+def enter_matrices(arguments: Any, matrices: Sequence[tuple[int, DeviceArray, int]], rows_of_a_tile: int) -> int:
+    """Enter (address, output, rows) of each matrix into what `fill` has made; returns the tiles of all."""
     tiles = 0
     for i, (data, out, rows) in enumerate(matrices):
         tiles += -(-rows // rows_of_a_tile)
-        arguments["matrix"][i] = (data, address(out), rows, tiles)
+        _MATRIX.pack_into(arguments.base, i * MATRIX.itemsize, data, address(out), rows, tiles)
     return tiles
 
 

@@ -74,10 +74,10 @@ def _module(source: str, constants: tuple[tuple[str, int | str], ...]) -> Any:
 
 def load_kernel(source: str, name: str, **constants: int | str) -> Any:
     """The function `name` of src/<source> compiled with these constants."""
-    key, collected = tuple(sorted(constants.items())), _collected.get()
+    collected = _collected.get()
     if collected is None:
-        return _kernel(source, name, key)
-    collected.add((source, key))
+        return _kernel(source, name, tuple(constants.items()))
+    collected.add((source, tuple(sorted(constants.items()))))
     return _launch_nothing
 
 
@@ -103,7 +103,7 @@ def _launch_nothing(*_: Any, **__: Any) -> None:
 
 @cache
 def _kernel(source: str, name: str, constants: tuple[tuple[str, int | str], ...]) -> Kernel:
-    module = _module(source, constants)
+    module = _module(source, tuple(sorted(constants)))
     import cupy as cp
 
     arch, driver = int(cp.cuda.Device().compute_capability), int(cp.cuda.runtime.driverGetVersion())

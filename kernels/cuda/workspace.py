@@ -10,13 +10,12 @@ on the same stream cannot overtake it; arrays that cross streams need an event, 
 
 Units    bytes; every array begins at a multiple of `ALIGNMENT`
 Errors   OutOfWorkspace with what was wanted and what is free; ValueError for a mark that is not in use
-Cost     an array is a view: no kernel, no call of the driver
+Cost     an array is a view: no kernel, no call of the driver; the same array again costs a look into a table
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, Final
 
@@ -24,6 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 ALIGNMENT: Final = 256
+_MOST_VIEWS: Final = 4096
+"""Arrays that are kept to be handed out again: the layers of a pass ask for the same ones."""
 
 DeviceArray = Any
 """A CuPy array. CuPy brings no types and is not there on a machine without a card."""
@@ -43,6 +44,7 @@ class Workspace:
         self._used = 0
         self._peak = 0
         self._left: dict[int, tuple[int, object]] = {}
+        self._views: dict[tuple[int, tuple[int, ...], npt.DTypeLike], tuple[int, DeviceArray]] = {}
 
     @property
     def capacity(self) -> int:
@@ -66,6 +68,19 @@ class Workspace:
 
     def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> DeviceArray:
         """A C-contiguous array with undefined contents. Raises OutOfWorkspace."""
+        key = self._used, shape, dtype
+        end, view = self._views.get(key, (0, None))
+        if view is not None:
+            self._used = end
+            self._peak = max(self._peak, end)
+            return view
+        view = self._view(shape, dtype)
+        if len(self._views) == _MOST_VIEWS:
+            self._views.clear()
+        self._views[key] = self._used, view
+        return view
+
+    def _view(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> DeviceArray:
         kind = np.dtype(dtype)
         wanted = prod(shape) * kind.itemsize
         padded = -(-wanted // ALIGNMENT) * ALIGNMENT
@@ -118,14 +133,25 @@ class Workspace:
             raise ValueError(f"mark {mark} is outside of {self.capacity} bytes")
         self._used = mark
 
-    @contextmanager
-    def scratch(self) -> Iterator[None]:
+    def scratch(self) -> AbstractContextManager[None]:
         """Give back at the end what was taken inside."""
-        mark = self.mark()
-        try:
-            yield
-        finally:
-            self.release(mark)
+        return _Scratch(self)
+
+
+class _Scratch:
+    """`Workspace.scratch`; a class, since a pass enters some thousand of them."""
+
+    __slots__ = ("_mark", "_workspace")
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._mark = 0
+
+    def __enter__(self) -> None:
+        self._mark = self._workspace.mark()
+
+    def __exit__(self, *_: object) -> None:
+        self._workspace.release(self._mark)
 
 
 def _address(array: DeviceArray) -> int:
