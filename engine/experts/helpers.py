@@ -102,6 +102,16 @@ class HostExperts:
         """Time in which the processor has computed experts so far."""
         return 0 if self._server is None else int(self._server.busy_ms)
 
+    def waits(self) -> tuple[int, int]:
+        """Requests of windows so far, and answers that the card waited for; waits for all queued work."""
+        words = self._card.driver.fetch(self._own)
+        return int(words[REQUESTS]), int(words[WAITS])
+
+    def use(self, threads: int) -> None:
+        """Requests from now on have so many threads, at most as many as were given."""
+        if self._server is not None:
+            self._server.use(min(threads, self._threads))
+
     @property
     def filed(self) -> tuple[int, int]:
         """Experts that windows have had the processor read in the file so far, and their bytes."""
@@ -113,7 +123,7 @@ class HostExperts:
             log("--pcie-frac: experts of float weights are computed on the card, which reads all that it misses")
             self.share = 1.0
             return
-        self._set(self.share)
+        self.set_share(self.share)
         self._server.start()
 
     def window_over(self) -> None:
@@ -153,14 +163,14 @@ class HostExperts:
             log("missing experts: too few of them lie in RAM to measure with, so the card reads half of those")
             return
         link, processor = self._link_rate(spare), self._processor_rate()
-        self._set(link / (link + processor))
+        self.set_share(link / (link + processor))
         self._balance = Balance(round(self.share * PARTS))
         log(
             f"missing experts: {link / 1e9:.1f} GB/s over PCIe, {processor / 1e9:.1f} GB/s by {self._threads} threads; "
             f"the card reads {self.share:.2f} of a window's at first, the processor computes the others"
         )
 
-    def _set(self, share: float) -> None:
+    def set_share(self, share: float) -> None:
         """Windows from now on have this share."""
         self._queue_share(round(share * PARTS))
         self.share = share

@@ -172,6 +172,10 @@ class Server:
         self._layers[number] = layer_words(stacks, begins, used)
         self._kept.append((tuple(stacks), used))
 
+    def use(self, n: int) -> None:
+        """Answer on n threads from the next request on, at most those that were given."""
+        self._state[S_THREADS] = min(max(n, 1), self._threads)
+
     def stop(self) -> None:
         """Answer no more."""
         _stop(self._state)
