@@ -1,10 +1,10 @@
 """The experts of a model on a card that does not hold them all.
 
 An expert lies in a slot of the expert cache, in page-locked RAM, or in the mapped file only. Each layer has a table on
-the card with the addresses of its experts' gate, up and down, wherever they are: windows and short prompts read missing
-experts in place over PCIe, long prompts through the ring. Those in the file are computed by the processor for windows
-(helpers.py), and come through the ring for all prompts. The products are the same ones, so where an expert lies never
-changes a bit.
+the card with the addresses of its experts' gate, up and down, wherever they are: windows bring missing ones to `staging`
+over PCIe (kernels/cuda/fetch.py), short prompts read them in place, long prompts through the ring. Those in the file are
+computed by the processor for windows (helpers.py), and come through the ring for all prompts. The products are the same
+ones, so where an expert lies never changes a bit.
 
     store = ExpertStore(device, placement, ring=..., remedy=...)
     stacks = store.bind(layer, stacks)        # for every layer in order
@@ -15,8 +15,8 @@ Swaps are queued on the stream of the work: what was queued before reads the old
 Memory   page-locked: experts in RAM, two buffers for those of the file, tables
 Units    bytes
 Errors   DeviceError: memory of the card or RAM that is not there, with the flag that helps
-Cost     RAM is locked at some 2 GB/s, said in the log; the bytes come with the other weights. A swap: its bytes over
-         PCIe both ways
+Cost     RAM is locked in pieces of a layer, and the log says how long that takes; the bytes come with the
+         other weights. A swap: its bytes over PCIe both ways
 """
 
 from __future__ import annotations
