@@ -261,7 +261,7 @@ def side_plan(
     if table_bytes(kind) or main.aligned:
         return None
     at = main.at_stages if mode == GATE_UP else main.end
-    for spans in (None, 1):  # small items take less room
+    for spans in (None, 1) if isinstance(main, RowPlan) else (None, 4, 2, 1):  # small items take less room
         tuning = RowTuning(spans=spans, warps=main.warps, bulk=main.bulk, apart=False, tiled=False)
         try:
             own = row_plan(card, kind, mode, (rows,), cols, n, int(mode == DOWN), tuning=tuning)

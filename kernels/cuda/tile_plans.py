@@ -40,9 +40,9 @@ BLOCK_WARPS: Final = 16
 UNTUNED: Final = RowTuning()
 Ways = tuple[tuple[int, int], ...]
 _WIDE: Final[Ways] = ((8, 1), (7, 1), (6, 1), (4, 1))
-_NARROW: Final[Ways] = ((12, 2), (12, 1), (8, 2), (8, 1), (4, 1))
+_NARROW: Final[Ways] = ((10, 2), (10, 1), (8, 2), (8, 1), (4, 1))
 """Warps that take tiles and tiles under way of each, from most to least: of gate and up, whose rows are long, and of
-others. Beside them is room for the shared expert."""
+others: there is room for the shared expert beside them, and ten experts are dealt to ten warps."""
 
 
 @dataclass(frozen=True, slots=True)
