@@ -137,6 +137,17 @@ def test_texts_and_states_are_those_without_the_alias(any_card, pack, wanted, st
     assert texts(runner) == wanted[0]
 
 
+def test_short_reads_whose_experts_lie_in_the_file_have_the_heads_memory_too(any_card, pack, wanted, streaming):
+    """Their ring lies in it: were it not lent, the head would be overwritten."""
+    driver = any_card()
+    driver.eager = True
+    runner = made(driver, pack, "experts", "ring", chunk=11, mmap_experts=True)
+    assert texts(runner) == wanted[0]
+    before = runner.figures()["head_loads"]
+    answered(path_of(runner), Request(ids(STAYS, 1), 2, DRAWN))
+    assert runner.figures()["head_loads"] == before + 1
+
+
 def test_a_short_read_loads_no_head_and_a_long_one_loads_it_once(any_card, pack, streaming):
     runner = made(any_card(), pack, "mixers")
     loads = []

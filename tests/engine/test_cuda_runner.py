@@ -370,9 +370,11 @@ def test_requests_whose_missing_experts_lie_in_the_file_are_those_of_the_host(an
         monkeypatch.setenv("STRATA_ARENA_PIN_GIB", f"{0.4 * pack.spec.layers * size / (1 << 30):.9f}")
     if where == "no-ram":
         monkeypatch.setattr(resident, "ram", lambda: Memory(1 << 40, 1 << 20))
-    how = replace_options(device="cuda", batch=2, expert_cache=quarter, adapt_every=1, adapt_min_gain=0.0, **changes)
+    rules = {"adapt_every": 1, "adapt_min_gain": 0.0}
+    how = replace_options(device="cuda", batch=2, short_read=6, expert_cache=quarter, **rules, **changes)
     tiered = CudaRunner(pack, how, driver=any_card())
     tiered.warm()
+    assert tiered.short == ShortReads(6, 8), "a start does not read the file to time reads"
     placement = tiered._resident.store.placement
     assert placement.in_cache == quarter and placement.filed.any() and placement.in_ram.any() == (where == "half")
     assert tiered.info()["arena_mib"] == placement.locked_bytes // MIB

@@ -329,6 +329,19 @@ def test_a_card_reads_experts_from_ram_with_the_bits_of_vram(new_card, packs, na
             same(swapped(resident, DRAWN), whole)
             same(answer(resident, DRAWN), whole)
     if name != "tiny-bf16":
+        for share, copies, stream_min, ring in (
+            (0.25, 0.5, NEVER, 6),
+            (0.25, 0, 1024, 6),
+            (0, 0, NEVER, 0),
+            (0, 0.5, 1024, 0),
+        ):
+            asked = replace(from_file(pack, share, ring, copies, spare=2), threads=8)
+            resident = made(new_card(), pack, asked, stream_min, chunk)
+            same(answer(resident, DRAWN), whole)
+            assert resident.store.helpers.filed[0] > 0 < resident.store.read_in_file
+            if share:
+                same(swapped(resident, DRAWN), whole)
+                same(exchanged(resident, DRAWN), whole)
         for share, pcie in ((0.25, 0.0), (0, 0.5), (0, None)):
             asked = replace(share_of(pack, share, 0), pcie=pcie, threads=8, spare=2)
             resident = made(new_card(), pack, asked, NEVER, chunk)
