@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 from rich.console import Console
 
 from strata.bench.drafts_cuda import checks, measure, prompt_of
 from strata.engine.cuda_runner import CudaRunner
 from strata.engine.options import Options
-from strata.engine.pack import Pack, open_draft, open_pack
-
-LAYERS = 2
+from strata.engine.pack import open_draft, open_pack
 
 
 @pytest.fixture(scope="module")
-def runner(request, packs, tmp_path_factory):
-    path = Path(__file__).parents[1] / "engine" / "device" / "emulated_card.py"
-    spec = importlib.util.spec_from_file_location("strata_test_emulated_card", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    cache_dir = getattr(request.config, "cache", None)
-    folder = Path(cache_dir.mkdir("emulated")) if cache_dir else tmp_path_factory.mktemp("emulated")
-    whole = open_pack(packs["tiny-q8_0"])
-
-    class Short(Pack):
-        def __init__(self) -> None:
-            self.__dict__ |= whole.__dict__
-            kinds = (True, False)
-            self.spec = replace(whole.spec, layers=LAYERS, recurrent=kinds, ratios=(0, 4), ple=None)
-
-        def weight(self, name: str):
-            return super().weight(name.replace("blk.1.", "blk.3."))
-
-        def array(self, name: str):
-            return super().array(name.replace("blk.1.", "blk.3."))
-
-    trunk = Short()
-    draft = open_draft(whole, packs["mtp-tiny-q8_0"])
+def runner(emulated_card, trunk, packs):
+    draft = open_draft(open_pack(packs["tiny-q8_0"]), packs["mtp-tiny-q8_0"])
     draft.pack.spec = trunk.spec
     options = Options(pack="", device="cuda", max_context=96, prefill=18, spec=3, mtp="")
-    with module.EmulatedCard(folder).plugged_in() as card:
+    with emulated_card.plugged_in() as card:
         yield CudaRunner(trunk, options, draft, card.driver())
 
 
