@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strata.bench.checks import Findings
-from strata.bench.http_client import EXACT, Client, Messages, user
+from strata.bench.http_client import EXACT, Client, Messages, ServerRefused, user
 from strata.bench.report import Record
 from strata.bench.serve import words
 from strata.bench.server_process import engine_argv
@@ -106,9 +106,11 @@ def text_of(vocabulary: Vocabulary, asked: Prompt, tokens: Sequence[int]) -> str
 
 
 async def through_server(client: Client, args: argparse.Namespace, run: int, n: int) -> Said:
-    """n streams at once."""
+    """n streams at once. Raises ServerRefused for one without text."""
     streams = range(1) if n == 1 else range(1, 1 + n)
     answers = await asyncio.gather(*(client.chat(prompt(args, run, i), args.http_tokens) for i in streams))
+    if not all(len(a.times) > 1 for a in answers):
+        raise ServerRefused(f"an answer of {args.http_tokens} tokens has no text, or all of it came at once")
     return Said(
         [a.text for a in answers],
         [a.sent_s for a in answers],

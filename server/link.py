@@ -199,22 +199,27 @@ class EngineLink:
     async def _pump(self, process: EngineProcess) -> str:
         """Pass lines on until the life is over. Returns why, or "" when only the process's end can say it."""
         last_err = ""
-        try:
-            while (lines := await process.read_lines()) is not None:
-                now = time.monotonic()
-                for line in lines:
-                    trace.debug("< %.200r", line)
+        while True:
+            try:
+                lines = await process.read_lines()
+            except EngineError as error:
+                return f"the engine was ended because of its output: {error}"
+            if lines is None:
+                return f"the engine ended: {last_err}" if last_err else ""
+            now = time.monotonic()
+            for line in lines:
+                trace.debug("< %.200r", line)
+                try:
                     output = decode_output(line)
-                    if output is None:
-                        continue
-                    last_err = output.text if isinstance(output, Err) else ""
-                    self._silence.heard(output, now)
-                    if isinstance(output, Err) and output.is_fatal:
-                        return f"the engine ended: {output.text}"
-                    self._listener.on_line(output)
-        except (EngineError, ProtocolError) as error:
-            return f"the engine was ended because of its output: {error}"
-        return f"the engine ended: {last_err}" if last_err else ""
+                except ProtocolError as error:
+                    return f"the engine was ended because of its output: {error}"
+                if output is None:
+                    continue
+                last_err = output.text if isinstance(output, Err) else ""
+                self._silence.heard(output, now)
+                if isinstance(output, Err) and output.is_fatal:
+                    return f"the engine ended: {output.text}"
+                self._listener.on_line(output)
 
     async def _watch(self, process: EngineProcess) -> str:
         """Returns when the engine is silent or frozen while a request is open, with that as the reason."""
