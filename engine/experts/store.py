@@ -1,10 +1,10 @@
 """The experts of a model on a card that does not hold them all.
 
 An expert lies in a slot of the expert cache, in page-locked RAM, or in the mapped file only. Each layer has a table on
-the card with the addresses of its experts' gate, up and down, wherever they are: windows bring missing ones to `staging`
-over PCIe (kernels/cuda/fetch.py), short prompts read them in place, long prompts through the ring. Those in the file are
-computed by the processor for windows (helpers.py), and come through the ring for all prompts. The products are the same
-ones, so where an expert lies never changes a bit.
+the card with the addresses of its experts' gate, up and down, wherever they are: windows bring missing ones over PCIe
+to `staging` (kernels/cuda/fetch.py), short prompts read them in place, long prompts through the ring. Those in the file
+are computed by the processor for windows (helpers.py), and come through the ring for all prompts. The products are the
+same ones, so where an expert lies never changes a bit.
 
     store = ExpertStore(device, placement, ring=..., remedy=...)
     stacks = store.bind(layer, stacks)        # for every layer in order
