@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.kernels.cuda import tile_plans
+from strata.kernels.cuda.nvrtc import usage
 from strata.kernels.cuda.plans import DOWN, GATE_UP, PAIRS, RowTuning
-from strata.kernels.cuda.product_variants import CARDS, QUANTISED
+from strata.kernels.cuda.product_variants import CARDS, QUANTISED, products
 from strata.kernels.cuda.row_plans import MOST_COLUMNS, RowPlan, row_plan, side_plan
 from strata.kernels.cuda.tile_plans import TilePlan, tile_plan, tiled
 from strata.kernels.formats import BY_NAME
@@ -80,3 +81,14 @@ def test_rows_that_are_too_long_for_a_tile_go_the_other_way():
     kind, cols = BY_NAME["Q8_0"], 1 << 14
     assert tile_plan(CARDS[90], kind, GATE_UP, 512, cols, 2, 2) is None
     assert isinstance(row_plan(CARDS[90], kind, GATE_UP, (512,), cols, 2, 2, tuning=RowTuning(tiled=True)), RowPlan)
+
+
+def test_kernels_of_tiles_compile_and_keep_all_in_registers():
+    jobs = [
+        (source, constants)
+        for source, constants in products(CARDS[90], ("IQ3_S_CARD", "IQ4_NL_CARD"), (GATE_UP, DOWN), (8,))
+        if constants.get("TILED")
+    ]
+    assert {source for source, _ in jobs} == {"product_row.cu", "product_row_beside.cu"}
+    for source, constants in jobs:
+        assert not any(row["spill_bytes"] for row in usage(90, source, constants))
