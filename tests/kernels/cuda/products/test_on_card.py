@@ -28,8 +28,11 @@ def test_windows_of_any_size_have_the_bits_of_the_written_order(device, random_w
         device.check_linear([w], n, tuning=Tuning(together=together))
 
 
+@pytest.mark.parametrize("way", ["warps", "tiles"])
 @pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
-def test_prompts_of_any_size_have_the_bits_of_the_written_order(device, random_weight, kind):
+def test_prompts_of_any_size_have_the_bits_of_the_written_order(request, device, random_weight, kind, way):
+    if way == "tiles":
+        request.getfixturevalue("tiles_only")
     w = random_weight(kind.name, 203, columns(kind))
     for n in (17, 64, 129, 300):
         device.check_linear([w], n)
@@ -80,6 +83,7 @@ def test_mixtures_have_the_bits_of_their_experts_joined_in_rank_order(device, ra
     stacks = tuple(random_weight(t, *s, experts=24, seed=i) for i, (t, s) in enumerate(zip(types, shapes, strict=True)))
     for n in (1, 3, 8, 12, 17, 150):
         device.check_mixture(stacks, n, 6)
+    device.check_mixture(stacks, 20, 3)  # experts of a few rows
     device.check_mixture(stacks, 5, 6, missing=(0, 7, 8))
 
 
