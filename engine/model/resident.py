@@ -62,6 +62,8 @@ SMALLER_STATE: Final = "use a smaller --max-context, or --kv fp16, int8 or q4_0"
 NO_DRAFTS: Final = CardDrafts()
 MANY_CUTS: Final = 128
 """Rows of a chunk from which the lengths below it are looked at closely."""
+WARM_ROWS: Final = 640
+"""Rows of a pass whose kernels are loaded at the start: a millisecond or three each, of what lasts tens of them."""
 AUTO_CHUNKS: Final = (8192, 4096, 2048, 1024, 512, 256, 128, 64, 32)
 """Prompt chunks that are tried; the largest that fits wins."""
 
@@ -294,18 +296,28 @@ class Resident:
 
     def warm(self, most_rows: int = 1, reads: bool = False) -> None:
         """Capture what every request uses, in windows of up to so many sequences; from then on nothing allocates.
-        reads: those too that read pieces of a prompt."""
+        reads: those too that read pieces of a prompt, and its short passes."""
         self.state.reserve(0, 1)
         for rows in range(1, most_rows + 1):
             for layout in self.layouts(rows):
                 self.windows.prepare(layout)
-        for layout in self.read_layouts() if reads else ():
-            self.windows.prepare(layout)
+        if reads:
+            self._warm_reads()
         self._warm_drafts()
         self.device.driver.synchronize()
         self.state.reset(0)
         self.device.seal()
         log(f"{shown(self.device.memory().free)} of VRAM stay free")
+
+    def _warm_reads(self) -> None:
+        """Capture the windows that read pieces of a prompt, and load the kernels of short passes: the first request of
+        a length would wait for each of them."""
+        for layout in self.read_layouts():
+            self.windows.prepare(layout)
+        most = min(self.chunk, WARM_ROWS)
+        self.state.reserve(0, most)
+        for rows in (*prompt_sizes(most), most):
+            self._prompt(rows, 1)
 
     def _warm_drafts(self) -> None:
         """Capture the verify windows of one sequence, and what goes with them."""
