@@ -183,9 +183,10 @@ class _Event:
 
 
 class CountingDriver:
-    """A card of 96 GiB whose memory is only addresses: nothing is copied, no kernel runs."""
+    """A card of 96 GiB whose memory is only addresses: nothing is copied, no kernel runs. locked: bytes of RAM."""
 
     name = "counting card"
+    locked = 0
 
     def memory(self) -> tuple[int, int]:
         return 96 << 30, 96 << 30
@@ -194,7 +195,9 @@ class CountingDriver:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
         return np.frombuffer(mmap.mmap(-1, n_bytes + mmap.PAGESIZE, flags=flags), np.uint8)[:n_bytes]
 
-    pinned = allocate
+    def pinned(self, n_bytes: int) -> np.ndarray:
+        self.locked += n_bytes
+        return self.allocate(n_bytes)
 
     def event(self) -> _Event:
         return _Event()

@@ -9,13 +9,17 @@ import pytest
 from strata.engine.device.arena import GIB, MIB
 from strata.engine.device.base import Memory
 from strata.engine.device.cuda import CudaDevice
+from strata.engine.experts.plan import Asked
 from strata.engine.memory.command import gather
 from strata.engine.memory.figures import MemoryPlan, Switches
-from strata.engine.memory.plan import plan_memory
+from strata.engine.memory.homes import source_of
+from strata.engine.memory.plan import STAGING, plan_memory
+from strata.engine.model import resident
 from strata.engine.model.card_drafter import CardDrafts
 from strata.engine.model.resident import Resident
 from strata.engine.options import Options, fitted
 from strata.engine.pack import DraftPack, Pack, open_draft, open_pack
+from strata.engine.pack.spec import NGRAM_TABLE
 from strata.engine.state.plan import StatePlan
 
 MARGIN = 8 * MIB
@@ -66,3 +70,46 @@ def test_a_start_with_drafts_takes_no_more_than_its_plan_and_not_much_less(count
     plan, taken = planned(options)
     assert any(line.what == "draft layer" for line in plan.lines)
     assert taken - MARGIN <= start(counting_or_card, options, plan, open_draft(pack, file)) <= taken
+
+
+SMALL = {"device": "cuda", "vram_limit_mib": 12_288, "max_context": 4096, "kv": "int8", "no_prefill_borrow": True}
+
+
+@pytest.mark.parametrize(
+    ("ram_gib", "more", "source"),
+    [
+        (32, {}, "mapped"),
+        (32, {"mmap_experts": True}, "mapped"),
+        (32, {"resident_experts": True}, "resident"),
+        (32, {"resident_experts": True, "resident_budget_gib": 9}, "resident"),
+        (4, {"resident_experts": True}, "mapped"),
+        (80, {}, "arena"),
+    ],
+)
+def test_a_machine_with_less_ram_than_the_file_starts_and_locks_what_the_plan_said(
+    counting, full_pack, monkeypatch, ram_gib, more, source
+):
+    """61.8 GB of model, a card of 12 GiB. Nothing is loaded: all that is taken and said is looked at."""
+    pack = open_pack(full_pack)
+    options = fitted(Options(pack=str(full_pack), ram_limit_mib=ram_gib << 10, **SMALL, **more), pack.spec)
+    plan = plan_memory(gather(pack, options), options, Switches())
+    assert plan.homes.source == source
+    monkeypatch.setattr(resident, "ram", lambda: Memory(ram_gib * GIB, ram_gib * GIB))
+    monkeypatch.setattr(CudaDevice, "load", lambda device: None)
+    found = Resident(
+        pack,
+        CudaDevice(12_288, counting),
+        max_context=options.max_context,
+        kv=options.kv,
+        chunks=[1024],
+        experts=Asked(prefill=1024, source=source_of(options, Switches())),
+    )
+    placement, table = found.store.placement, pack[NGRAM_TABLE].data.size
+    assert placement.in_cache + int(placement.in_ram.sum()) + int(placement.filed.sum()) == placement.pairs == 24_576
+    assert placement.in_ram.any() == (source != "mapped") and placement.filed.any() == (source != "arena")
+    free = ram_gib * GIB - table - placement.locked_bytes
+    assert free >= source_of(options, Switches()).kept or source == "mapped"
+    assert 0 <= counting.locked - placement.locked_bytes - table < STAGING, "buffers beside the experts"
+    if source == "resident":
+        wanted = options.resident_budget_gib * GIB or plan.homes.copy_bytes
+        assert abs(wanted - placement.locked_bytes) < 3 * MIB, "but for a part of an expert"
