@@ -39,8 +39,9 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 serve: $(VENV)/.base
 	@exec $(BIN)/strata-server --config configs/strata-demo.json --port $(PORT)
 
+# Some hundred processes are started: their modules are compiled once.
 test: $(VENV)/.test
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not gpu and not soak"
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not gpu and not soak"
 
 soak: $(VENV)/.test
 	$(BIN)/pytest -m soak

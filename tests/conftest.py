@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -17,6 +18,12 @@ import numpy as np
 import pytest
 
 DATA = Path(__file__).resolve().parent / "data"
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no later search for garbage walks it, and tests ask for many."""
+    gc.collect()
+    gc.freeze()
 
 
 class Packs:
