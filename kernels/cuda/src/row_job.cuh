@@ -107,8 +107,9 @@ DEVICE float add_items(const float* terms, const float* scales) {
 }
 
 // The sums of the strip of turn `number`, whose terms are there, to where they go.
-DEVICE void add_strip(const Arguments& a, const u8* shared, const Segment* segments, int number, const float* table) {
-    const Turn turn(a, segments, number);
+DEVICE void add_strip(const Arguments& a, const u8* shared, const Segment* segments, int count, int number,
+                      const float* table) {
+    const Turn turn(a, segments, count, number);
     const Segment& segment = segments[turn.segment];
     const int region = turn.strip - divide(turn.strip, a.regions, a.region_inverse) * a.regions;
     const float* terms = table + region * (HALVES * COLUMNS) * a.strip * TERM_PITCH;
@@ -162,7 +163,7 @@ struct Job {
     // The lanes' tasks are those of the warp's turns from this one on.
     DEVICE void plan(const Found& found, u32 run) {
         planned = run;
-        task = Task::of(a, segments, warp + (int)(run + lane) * WARPS, found.turns);
+        task = Task::of(a, segments, warp + (int)(run + lane) * WARPS, found);
     }
     // Turn `run` of the warp, which is planned, is sent for.
     DEVICE void load(u32 run) {
@@ -203,7 +204,7 @@ struct Job {
             load(run + DEPTH);
             if (__shfl_sync(~0u, before, 0) + 1 == now.turns()) {
                 share_block();
-                add_strip(a, shared, segments, warp + (int)run * WARPS, table);
+                add_strip(a, shared, segments, found.segments, warp + (int)run * WARPS, table);
                 __syncwarp();
                 if (lane == 0) {
                     share_block();

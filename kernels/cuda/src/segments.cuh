@@ -68,6 +68,18 @@ struct Found {
     int segments, turns, strips;
 };
 
+// Which of so many segments has a turn: the last one that begins with it or before.
+DEVICE int segment_of(const Segment* segments, int count, int turn) {
+    int low = 0;
+#pragma unroll 1
+    for (int high = count; high - low > 1;) {
+        const int middle = (low + high) / 2;
+        if (turn >= segments[middle].turn) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
 // The block's part of `rows`.
 struct Share {
     int each, begin, end;
@@ -103,12 +115,25 @@ struct Finder {
         const u32 mask = __ballot_sync(~0u, there);
         int number = found.segments;
         own.turn = found.turns, own.strip = found.strips;
+        if (MODE == DOWN && TILED) {  // many: the sums of the lanes before
+            int all_turns = turns, all_strips = strips;
+#pragma unroll
+            for (int d = 1; d < 32; d <<= 1) {
+                const int more_turns = __shfl_up_sync(~0u, all_turns, d), more_strips = __shfl_up_sync(~0u, all_strips, d);
+                if (lane >= d) all_turns += more_turns, all_strips += more_strips;
+            }
+            number += __popc(mask & ((1u << lane) - 1));
+            own.turn += all_turns - turns, own.strip += all_strips - strips;
+            found.segments += __popc(mask);
+            found.turns += __shfl_sync(~0u, all_turns, 31), found.strips += __shfl_sync(~0u, all_strips, 31);
+        } else {
 #pragma unroll 1
-        for (u32 left = mask; left; left &= left - 1) {  // few
-            const int of = __ffs(left) - 1;
-            const int more_turns = __shfl_sync(~0u, turns, of), more_strips = __shfl_sync(~0u, strips, of);
-            found.segments++, found.turns += more_turns, found.strips += more_strips;
-            if (lane > of) number++, own.turn += more_turns, own.strip += more_strips;
+            for (u32 left = mask; left; left &= left - 1) {  // few
+                const int of = __ffs(left) - 1;
+                const int more_turns = __shfl_sync(~0u, turns, of), more_strips = __shfl_sync(~0u, strips, of);
+                found.segments++, found.turns += more_turns, found.strips += more_strips;
+                if (lane > of) number++, own.turn += more_turns, own.strip += more_strips;
+            }
         }
         if (there) segments[number] = own;
     }
@@ -280,7 +305,7 @@ struct Finder {
         else if (MODE == DENSE || (MODE == GATE_UP && !a.ids)) matrices();
         else if (MODE == DOWN) down();
         else pairs();
-        if ((threadIdx.x & 31) == 0) segments[found.segments].turn = found.turns, *to = found;
+        if ((threadIdx.x & 31) == 0) *to = found;
     }
 };
 

@@ -53,12 +53,10 @@ struct Task {
     u32 place;  // rows, and row of activations
 
     // Of tile `number`, if there are so many.
-    DEVICE static Task of(const Arguments& a, const Segment* segments, int number, int all) {
+    DEVICE static Task of(const Arguments& a, const Segment* segments, int number, const Found& found) {
         Task task{};
-        if (number >= all) return task;
-        int segment = 0;
-        while (number >= segments[segment + 1].turn) segment++;
-        const Segment& own = segments[segment];
+        if (number >= found.turns) return task;
+        const Segment& own = segments[segment_of(segments, found.segments, number)];
         const int before = (number - own.turn) * RUN_ROWS, rows = min((int)RUN_ROWS, own.rows - before);
         task.from = (u64)(own.from + before * ROW_BYTES), task.second = (u64)(own.second + before * ROW_BYTES);
         task.out = (u64)(own.out + before);
@@ -224,7 +222,7 @@ struct Job {
     // The lanes' tasks are those of the warp's tiles from this one on.
     DEVICE void plan(const Found& found, u32 run) {
         planned = run;
-        task = Task::of(a, segments, warp + (int)(run + lane) * TILERS, found.turns);
+        task = Task::of(a, segments, warp + (int)(run + lane) * TILERS, found);
     }
     // Tile `run` of the warp, which is planned, is sent for.
     DEVICE void load(u32 run) {

@@ -17,8 +17,8 @@ struct Turn {
     int before, input;       // rows of the segment before the strip
     int segment;
 
-    DEVICE Turn(const Arguments& a, const Segment* segments, int number) : segment(0) {
-        while (number >= segments[segment + 1].turn) segment++;
+    DEVICE Turn(const Arguments& a, const Segment* segments, int count, int number)
+        : segment(segment_of(segments, count, number)) {
         const Segment& own = segments[segment];
         const int in_segment = number - own.turn, s = divide(in_segment, a.strip_turns, a.strip_turn_inverse);
         int in_strip = in_segment - s * a.strip_turns;
@@ -42,10 +42,10 @@ struct Task {
     u32 strip;   // 16 bits, and how many turns it has
 
     // Of turn `number`, if there are so many.
-    DEVICE static Task of(const Arguments& a, const Segment* segments, int number, int all) {
+    DEVICE static Task of(const Arguments& a, const Segment* segments, int number, const Found& found) {
         Task task{};
-        if (number >= all) return task;
-        const Turn turn(a, segments, number);
+        if (number >= found.turns) return task;
+        const Turn turn(a, segments, found.segments, number);
         const int region = turn.strip - divide(turn.strip, a.regions, a.region_inverse) * a.regions;
         task.from = (u64)turn.from;
         task.place = (u32)turn.items() | (u32)turn.input << 6 | (u32)turn.first << 16;
