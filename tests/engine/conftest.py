@@ -355,14 +355,23 @@ def emulated_card(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     return module.EmulatedCard(folder)
 
 
+SHARED_CARD = 4 << 30
+
+
 @pytest.fixture(scope="module")
 def new_card() -> Iterator[Callable[[], object]]:
-    """new_card(): a driver of the real card. Afterwards CuPy is as it was."""
+    """new_card(): a driver of the real card, of which it says that no more than SHARED_CARD is free, so that several
+    processes of tests find room. Afterwards CuPy is as it was."""
     import cupy
 
     from strata.engine.device.driver import CupyDriver
 
-    yield CupyDriver
+    class Shared(CupyDriver):
+        def memory(self) -> tuple[int, int]:
+            free, total = super().memory()
+            return min(free, SHARED_CARD), total
+
+    yield Shared
     gc.collect()  # arenas of this module's engines
     cupy.cuda.set_allocator(cupy.get_default_memory_pool().malloc)
     cupy.cuda.Stream.null.use()

@@ -164,7 +164,8 @@ def test_a_thousand_windows_take_no_memory(resident):
     card.state.reserve(0, 1)
     ticket = card.windows.start(Rows.of([(0, 64, [5])]), 1)
     card.state.advance(0, 1)
-    graphs, before = card.windows.n_graphs, card.device.driver.memory()
+    whole = super(type(card.device.driver), card.device.driver).memory  # as the driver says it, not as shared
+    graphs, before = card.windows.n_graphs, whole()
     for position in range(65, 1065):
         card.state.reserve(0, 1)
         following = card.windows.step(ticket, position)
@@ -172,7 +173,7 @@ def test_a_thousand_windows_take_no_memory(resident):
         card.state.advance(0, 1)
         ticket = following
     ticket.wait()
-    assert card.device.driver.memory() == before and card.windows.n_graphs == graphs
+    assert whole() == before and card.windows.n_graphs == graphs
     card.state.check()
 
 
