@@ -143,6 +143,15 @@ def _fetch(start, size, first):
         prefetch(start + i)
 
 
+@njit("void(int64, int64)", **JIT)
+def expect_tile(job, tile):
+    """Ask for the weights of a tile of a job, which `_blocks_entry` does only for those behind its first one."""
+    size, row = word(job, A_ROW_BYTES), min(tile * WIDTH, word(job, A_ROWS))
+    start = word(job, A_WEIGHT) + row * size
+    for i in range(0, min(WIDTH, word(job, A_ROWS) - row) * size, 64):
+        prefetch(start + i)
+
+
 @njit("void(int64, int64, int64)", **JIT)
 def _find_rows(job, tile, table):
     """The addresses of a tile's sixteen weight rows; behind the last row of the matrix they repeat it."""
@@ -169,7 +178,7 @@ def _blocks_entry(variant, job, begin, end, scratch):
             _find_rows(job, tile, table)
             clear_floats(sums, count * WIDTH)
             following = word(table, 0) + tile_bytes
-            fetched = WIDTH * chunk_bytes if (tile + 1) * WIDTH < rows else 0
+            fetched = WIDTH * chunk_bytes if tile + 1 < end else 0  # the piece behind this one is another thread's
             for chunk in range(-(-blocks // _BLOCKS_OF_CHUNK)):
                 first = chunk * _BLOCKS_OF_CHUNK
                 taken = min(_BLOCKS_OF_CHUNK, blocks - first)

@@ -44,7 +44,7 @@ from strata.kernels.cpu.memory import (
     show,
     word,
 )
-from strata.kernels.cpu.product import A_INDEX, A_N, A_OUT, A_WEIGHT, A_X, RECORD, Inputs, product_job
+from strata.kernels.cpu.product import A_INDEX, A_N, A_OUT, A_WEIGHT, A_X, RECORD, Inputs, expect_tile, product_job
 from strata.kernels.cpu.quantize import quantize_block
 from strata.kernels.cpu.simd import WIDTH
 from strata.kernels.cpu.team import pause, spread
@@ -111,9 +111,13 @@ def records_entry(variant, job, begin, end, scratch):
 
 def hidden_entry(variant, job, begin, end, scratch):
     """Blocks [begin, end) of an expert's silu(gate x) * (up x), of all its rows, as records."""
-    _wait_for(word(job, H_WAIT), word(job, H_UNTIL))
     gate, up = word(job, H_GATE), word(job, H_UP)
-    call(word(gate, FUNCTION), gate, TILES * begin, TILES * end, scratch)
+    expect_tile(gate, TILES * begin)
+    _wait_for(word(job, H_WAIT), word(job, H_UNTIL))
+    call(word(gate, FUNCTION), gate, TILES * begin, TILES * end - 1, scratch)
+    expect_tile(gate, TILES * end - 1)
+    expect_tile(up, TILES * begin)
+    call(word(gate, FUNCTION), gate, TILES * end - 1, TILES * end, scratch)
     call(word(up, FUNCTION), up, TILES * begin, TILES * end, scratch)
     blocks = word(job, ITEMS)
     for row in range(word(gate, A_N)):
@@ -127,8 +131,9 @@ def hidden_entry(variant, job, begin, end, scratch):
 
 def down_entry(variant, job, begin, end, scratch):
     """Tiles [begin, end) of an expert's outputs, of all its rows."""
-    _wait_for(word(job, W_WAIT), word(job, W_UNTIL))
     down = word(job, W_DOWN)
+    expect_tile(down, begin)
+    _wait_for(word(job, W_WAIT), word(job, W_UNTIL))
     call(word(down, FUNCTION), down, begin, end, scratch)
 
 
