@@ -275,7 +275,14 @@ def test_experts_that_lie_in_the_file_only_change_no_bit(
             assert store.helpers.filed[0] > 0 and store.helpers._desk.failed is None
 
 
-@pytest.mark.parametrize(("copies", "stream_min"), [(0.5, NEVER), pytest.param(0, 1, marks=pytest.mark.soak), (0.5, 1)])
+@pytest.mark.parametrize(
+    ("copies", "stream_min"),
+    [
+        (0.5, 1),
+        pytest.param(0.5, NEVER, marks=pytest.mark.soak),
+        pytest.param(0, 1, marks=pytest.mark.soak),
+    ],
+)
 def test_experts_of_the_file_that_change_places_beside_windows_change_no_bit(
     emulated_card, pack, whole, copies, stream_min
 ):
