@@ -109,13 +109,14 @@ def _serve(pack: Pack, options: Options, out: int) -> int:
     runner.warm()
     inbox = Inbox(_STDIN)
     conversations = _conversations(runner, pack, options)
+    path = _path(runner, conversations, pack, options)
     server = Server(
-        _path(runner, conversations, pack, options),
+        path,
         inbox,
         Writer(out),
         vocab=pack.spec.vocab,
         figures=lambda: {**cache_info(conversations.parking_counts()), **runner.figures()},
-        behind=runner.request_over,
+        behind=lambda: runner.request_over(path.busy),
     )
     _leave_on_signals(inbox)
     inbox.start()

@@ -34,9 +34,12 @@ from strata.engine.memory.command import keeping_of, profile_of, switches
 from strata.engine.memory.homes import source_of
 from strata.engine.memory.loan import Planner, plan_loan
 from strata.engine.memory.plan import reserve_of
+from strata.engine.memory.prompt import lend_pct
 from strata.engine.model import Rows
 from strata.engine.model.card_drafter import CardDrafts
+from strata.engine.model.head_loan import HeadLoan
 from strata.engine.model.resident import AUTO_CHUNKS, WINDOW_ROWS, Resident
+from strata.engine.model.slot_loan import SlotLoan
 from strata.engine.model.window import Draw, Ticket, penalises
 from strata.engine.options import Options, Refused
 from strata.engine.pack import DraftPack, Pack
@@ -169,7 +172,7 @@ class CudaRunner:
         self._slot = -1  # its slot
         self._solo_hits = Picked()
         chunk = min(options.prefill, options.max_context)
-        profile = profile_of(pack, options)
+        profile, switched = profile_of(pack, options), switches(os.environ)
         try:
             self._device = CudaDevice(options.vram_limit_mib, driver)
             self._resident = Resident(
@@ -194,7 +197,10 @@ class CudaRunner:
                     pcie=options.pcie_share,
                     threads=options.helping_threads,
                     spare=options.spare_places,
-                    source=source_of(options, switches(os.environ)),
+                    source=source_of(options, switched),
+                    borrow=not (options.no_prefill_borrow or options.prefill_head_alias),
+                    own=switched.own,
+                    pct=lend_pct(switched.lend_pct, 1.0),
                 ),
                 loan=loan if options.prefill_head_alias else None,
                 head_moves=environment.is_on(os.environ.get(environment.HEAD_MOVES)),
@@ -250,6 +256,8 @@ class CudaRunner:
         spent = time.perf_counter() - begun
         self._forget()
         self.state.reset(SOLO)
+        if self._loan is not None:
+            self._loan.over()
         return spent
 
     def _new_tier(self, options: Options, keeping: Keeping | None) -> Tier | None:
@@ -260,7 +268,8 @@ class CudaRunner:
                 log("--expert-profile-save: all experts lie in VRAM, so their use is not counted and no order is kept")
             return None
         rules = AdaptRules(options.adapt_every, options.adapt_swaps, options.adapt_decay, options.adapt_min_gain)
-        return Tier(self._device.driver, store, rules, keeping)
+        loan = self._resident.loan
+        return Tier(self._device.driver, store, rules, keeping, loan.lending if isinstance(loan, SlotLoan) else None)
 
     @property
     def where(self) -> str:
@@ -284,11 +293,13 @@ class CudaRunner:
 
     def figures(self) -> dict[str, int]:
         """What INFO counts of experts and of loans of the head; nothing where there are none."""
-        loads = {} if self._loan is None else {"head_loads": self._loan.loads}
+        loads = {"head_loads": self._loan.loads} if isinstance(self._loan, HeadLoan) else {}
         return loads if self._tier is None else {**loads, **self._tier.figures()}
 
-    def request_over(self) -> None:
-        """The last line of a request is out."""
+    def request_over(self, reading: bool) -> None:
+        """The last line of a request is out. reading: a prompt of another one is being read."""
+        if self._loan is not None and not reading:
+            self._loan.over()
         if self._tier is not None:
             self._tier.request_over()
 
@@ -309,8 +320,8 @@ class CudaRunner:
             "expert_cache_primary_mib": experts,
             "expert_pairs": self._resident.model.spec.layers * self._resident.model.spec.experts,
             "arena_mib": 0 if store is None else store.placement.locked_bytes // MIB,
-            "head_alias": int(self._loan is not None),
-            "head_lent_mib": 0 if self._loan is None else self._loan.plan.lent_bytes // MIB,
+            "head_alias": int(isinstance(self._loan, HeadLoan)),
+            "head_lent_mib": self._loan.plan.lent_bytes // MIB if isinstance(self._loan, HeadLoan) else 0,
             "pcie_frac": 0.0 if store is None else 1.0 if store.helpers is None else round(store.helpers.share, 3),
             "window_rows": WINDOW_ROWS,
             "prefill_chunk": self.chunk,
@@ -323,6 +334,8 @@ class CudaRunner:
         self._forget()
         rows = Rows.of([(slot, begin, tokens)])
         logits = self._compute(rows, tokens, want_logits)
+        if want_logits and self._loan is not None:
+            self._loan.over()
         self._slot, self._end = slot, begin + len(tokens)
         self._logits = logits if want_logits else None
         return None if self._logits is None else self._logits[0]
@@ -448,9 +461,9 @@ class CudaRunner:
         return said
 
     def _take_back(self) -> None:
-        """A window comes: a read that was given up may have left the head lent."""
+        """A window comes: what it needs may be lent."""
         if self._loan is not None:
-            self._loan.take_back()
+            self._loan.before_window()
 
     def _window_over(self, ticket: Ticket, slots: Sequence[int]) -> None:
         """Where its experts lay, and where they lie from now on. slots: of the window's rows."""
@@ -479,3 +492,5 @@ class CudaRunner:
 
     def check(self, lengths: Sequence[tuple[int, int]]) -> None:
         check_lengths(self.state, lengths)
+        if isinstance(self._loan, SlotLoan):
+            self._loan.check()

@@ -22,6 +22,8 @@ CARD_FORMS: Final = "STRATA_CARD_FORMS"
 OVERLAP: Final = "STRATA_LAUNCH_OVERLAP"
 KERNEL_CACHE: Final = "STRATA_KERNEL_CACHE"
 HEAD_MOVES: Final = "STRATA_TEST_HEAD_MOVE"
+OWN_AUTO: Final = "STRATA_PREFILL_OWN_AUTO"
+LEND_PCT: Final = "STRATA_PREFILL_LEND_PCT"
 RESIDENT_HEADROOM: Final = "STRATA_RESIDENT_HEADROOM_GIB"
 ARENA_PIN: Final = "STRATA_ARENA_PIN_GIB"
 
@@ -44,6 +46,8 @@ HERE: Final[dict[str, str]] = {
     "when unset (8 with --resident-cpu-experts)",
     ARENA_PIN: "GiB of RAM that are page-locked for experts at most, the others are read from the mapped file; auto: "
     "what --resident-experts would take; 0 or unset: all that VRAM lacks, or none where these do not fit",
+    OWN_AUTO: "0: prompts borrow slots of the expert cache also where spare VRAM would hold buffers of their own",
+    LEND_PCT: "percent of the expert cache that --prefill auto may lend to prompts, 1 to 100; 90 when unset",
     CARD_FORMS: "0: a card that holds all experts keeps the bytes of the file, not the forms of its own that take a "
     "little more memory; the text is the same, only slower",
     OVERLAP: "0: on a card of compute capability 9.0 or newer a kernel waits for the whole of the one before it, as on "
@@ -62,7 +66,7 @@ again."""
 NO_EFFECT_SWITCHES: Final = _names(
     "ARENA_REGISTER BATCH_GROUPS_NV_SERIAL BATCH_MTP_SERIAL CKPT_THREADS DBG_GDN "
     "FOUR_CARD_PROFILE IO_PREFETCH MMQ_GROUP_SORT PIPED_CONCURRENT PIPED_CONCURRENT_PRIO "
-    "PIPE_BYIELD_NODRAIN PREFILL_HELP PREFILL_OWN_AUTO SPLIT_MTP_BATCH STAGE_TRIM PREFILL_EQUAL SPLIT_OWN "
+    "PIPE_BYIELD_NODRAIN PREFILL_HELP SPLIT_MTP_BATCH STAGE_TRIM PREFILL_EQUAL SPLIT_OWN "
     "SPLIT_OWN_BUFFERS SPLIT_TIMING ADAPT_NOWAIT RESIDENT_PIN"
 )
 """Switches of the specification that change nothing with all weights in one memory."""
@@ -70,7 +74,7 @@ NO_EFFECT_SWITCHES: Final = _names(
 NO_EFFECT_VALUES: Final = _names(
     "BATCH_YIELD_CHUNKS DEFAULTS FS_SLOTS HANDOFF_PIPE IQ_MT_MIN "
     "PIPED_READ_PIECE PIPED_DECODE_MAX_MS PIPED_DECODE_MIN_MS PIPE_ADAPT_EVERY PIPED_MTP "
-    "TEST_BELL_SLEEP_US WATCHDOG_S WATCHDOG_IO_S PREFILL_LEND_PCT PREFILL_AUTO_MAX PREFILL_RING "
+    "TEST_BELL_SLEEP_US WATCHDOG_S WATCHDOG_IO_S PREFILL_AUTO_MAX PREFILL_RING "
     "PREFILL_STREAM_MIN OWNED_PRICE EXPERT_CACHE_HEADROOM SPLIT_MISS_MS SPLIT_COVER_B SPLIT_RING ADAPT_LAG "
     "FETCH_THREADS"
 )
@@ -107,7 +111,7 @@ def notes(environ: Mapping[str, str]) -> list[str]:
         text = environ[name]
         if not name.startswith("STRATA_") or not text or name in ELSEWHERE:
             continue
-        own = (DEBUG, TRACE, BATCH_MTP, CARD_FORMS, HEAD_MOVES)
+        own = (DEBUG, TRACE, BATCH_MTP, CARD_FORMS, HEAD_MOVES, OWN_AUTO)
         is_switch = name in NO_EFFECT_SWITCHES or name in SO_ANYWAY or name in own
         if is_switch and _number(text) is None:
             lines.append(f"{name} is a switch and its value is no whole number: taken as off")

@@ -379,6 +379,14 @@ _WORKING: Final = (
     _works(CHECKS, "--stats", "off", switch, "counters to the log at the end"),
     _works(
         READ,
+        "--no-prefill-borrow",
+        "off",
+        switch,
+        "prompts never lay buffers into slots of the expert cache; they have their own, beside a smaller cache. Never "
+        "changes the text",
+    ),
+    _works(
+        READ,
         "--prefill-head-alias",
         "off",
         switch,
@@ -413,7 +421,6 @@ _WORKING: Final = (
 
 _WHOLE = "keys and values of the whole context have their place from the start"
 _ONE_CARD = "one device computes the model, with one cache of experts of a fixed size"
-_OWN_BUFFERS = "the buffers of prompts have a place of their own in this engine"
 _POOL = "the host kernels have one pool of threads; use --threads"
 _ONE_LAYER = "the draft layer is used as its file has it"
 _NO_CHAIN = "the text is looked up once a window; use --suffix-draft"
@@ -488,7 +495,6 @@ _PLANNED: Final = (
         whole(0, MAX_CONTEXT),
         "keys and values kept in VRAM, in tokens; the rest streams from page-locked RAM. 0: all",
     ),
-    _planned(READ, _OWN_BUFFERS, "--no-prefill-borrow", "off", switch, "prompt buffers never take cache slots"),
 )
 
 

@@ -34,6 +34,7 @@ _FOR_A_CACHE: Final = (
     ("--resident-experts", "off"),
     ("--resident-cpu-experts", "off"),
     ("--resident-budget-gib", "0"),
+    ("--no-prefill-borrow", "off"),
 )
 """The same; a plan takes them for any device."""
 

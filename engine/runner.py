@@ -82,8 +82,8 @@ class ModelRunner:
         """What INFO counts of experts: nothing, the file holds them."""
         return {}
 
-    def request_over(self) -> None:
-        """Nothing is learned of a request."""
+    def request_over(self, reading: bool) -> None:
+        """Nothing is learned of a request, and nothing lent."""
 
     def close(self) -> None:
         """Nothing is kept."""

@@ -70,10 +70,16 @@ EXPERT_COUNTERS = {
     "swaps": "Experts that have changed places.",
     "swapped_mib": "MiB that this has sent over PCIe, both ways.",
 }
-GAUGES = {CACHE + name: text for name, text in CACHE_NOW.items()}
+GAUGES = {
+    **{CACHE + name: text for name, text in CACHE_NOW.items()},
+    "lent_slots": "Slots of the expert cache that a prompt has borrowed, at most so far.",
+}
 COUNTERS = {
     **{CACHE + name: text for name, text in CACHE_COUNTERS.items()},
     **{EXPERT + name: text for name, text in EXPERT_COUNTERS.items()},
+    "lent_reads": "Prompts that have borrowed slots of the expert cache.",
+    "lent_refilled_mib": "MiB of experts that have come back to these slots from RAM.",
+    "lent_waited_ms": "Milliseconds that windows and chunks have waited for them.",
     "head_loads": "Times that the output head was loaded again behind a prompt that had its memory.",
 }
 """Values of INFO that Prometheus sees as such; the others are labels of one fact."""

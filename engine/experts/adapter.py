@@ -6,6 +6,8 @@ Cost     of a round, the swapped bytes over PCIe, both ways; the next window wai
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from strata.engine.experts.adapt import AdaptRules, Swap, choose, dropping
@@ -15,12 +17,21 @@ from strata.engine.experts.store import ExpertStore
 
 
 class Adapter:
-    """rounds, swaps: so far · moved: bytes that swaps have sent over PCIe, both ways."""
+    """still: says when nothing may begin to move.
 
-    def __init__(self, store: ExpertStore, rules: AdaptRules, exchange: Exchange | None = None) -> None:
+    rounds, swaps   so far · moved: bytes that swaps have sent over PCIe, both ways"""
+
+    def __init__(
+        self,
+        store: ExpertStore,
+        rules: AdaptRules,
+        exchange: Exchange | None = None,
+        still: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._store = store
         self._rules = rules
         self._exchange = exchange
+        self._still = still
         self._use = np.zeros(store.placement.begins.shape)
         self.rounds = self.swaps = self.moved = 0
 
@@ -30,7 +41,7 @@ class Adapter:
     def round(self, picks: I64) -> None:
         """Move experts by what has been picked since the last round."""
         self._use += picks
-        if self._exchange is not None and self._exchange.moving:
+        if self._still() or (self._exchange is not None and self._exchange.moving):
             return  # what was picked counts for the next one
         swaps = choose(self._use, self._store.resident, self._rules)
         if self._exchange is not None:

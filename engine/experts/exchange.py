@@ -38,6 +38,11 @@ class Exchange:
         if self.moving:
             (self.occupy if self._slots else self.vacate)()
 
+    def finish(self) -> None:
+        """All steps of what moves."""
+        while self.moving:
+            self.step()
+
     def fetch(self, swaps: Sequence[Swap]) -> None:
         """Begin these, of which a layer has as many as it has free places at most."""
         self.moving, taken = swaps, dict[int, int]()

@@ -42,13 +42,15 @@ class ExpertSize:
 class Placement:
     """sizes: of each layer's experts · begins (layers, experts): of an expert's slot in the cache, -1: it has none ·
     in_ram (layers, experts): whether it lies in RAM; it has a slot, or it does, or neither: then it is read from the
-    file · cache_bytes: of all slots · spare: free places of a layer in RAM, where some of its experts have no slot."""
+    file · cache_bytes: of all slots · spare: free places of a layer in RAM, where some of its experts have no slot ·
+    lendable: bytes at the end of the cache, whose slots have twins in RAM."""
 
     sizes: tuple[ExpertSize, ...]
     begins: npt.NDArray[np.int64]
     in_ram: npt.NDArray[np.bool_]
     cache_bytes: int
     spare: int = 0
+    lendable: int = 0
 
     @property
     def pairs(self) -> int:
@@ -74,19 +76,31 @@ class Placement:
         held = int((self.begins[layer] >= 0).sum())
         return min(self.spare, held) if held < self.begins.shape[1] else 0
 
+    def twins(self, layer: int) -> list[int]:
+        """Begins of the slots of a layer that may be lent, ascending."""
+        begins, edge = self.begins[layer], self.cache_bytes - self.lendable
+        lent = (begins >= 0) & (begins + self.sizes[layer].n_bytes > edge)
+        return sorted(begins[lent].tolist())
+
     def locked_of(self, layer: int) -> int:
         """Bytes of the places of a layer in RAM."""
-        return (int(self.in_ram[layer].sum()) + self.spare_of(layer)) * self.sizes[layer].n_bytes
+        n = int(self.in_ram[layer].sum()) + self.spare_of(layer) + len(self.twins(layer))
+        return n * self.sizes[layer].n_bytes
 
     @property
     def locked_bytes(self) -> int:
-        """Of all experts that lie in RAM, and of spare places."""
+        """Of all experts that lie in RAM, of spare places, and of twins."""
         return sum(map(self.locked_of, range(len(self.sizes))))
 
     @property
     def spare_bytes(self) -> int:
         """Of spare places."""
         return sum(self.spare_of(layer) * size.n_bytes for layer, size in enumerate(self.sizes))
+
+    @property
+    def twin_bytes(self) -> int:
+        """Of twins of slots."""
+        return sum(len(self.twins(layer)) * size.n_bytes for layer, size in enumerate(self.sizes))
 
     @property
     def filed_bytes(self) -> int:

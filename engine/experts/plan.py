@@ -1,7 +1,8 @@
 """What of a card's memory becomes expert slots, ring and prompt chunk, for a model that does not fit whole. Pure.
 
-The amounts are the memory planner's (engine/memory/card.py, without borrowing). What is spare behind a given cache
-makes chunks longer and the ring larger, up to a layer a buffer.
+The amounts are the memory planner's (engine/memory/card.py). Where a prompt has buffers of its own, what is spare
+behind a given cache makes chunks longer and the ring larger, up to a layer a buffer. Where it borrows slots, windows
+and short reads have memory of their own, and the slots that may be lent have twins in RAM.
 
 Units    bytes, tokens
 Errors   DoesNotFit in one line with the limit and the remedy
@@ -9,8 +10,8 @@ Errors   DoesNotFit in one line with the limit and the remedy
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from strata.engine.device.arena import shown
@@ -24,11 +25,13 @@ from strata.engine.experts.placement import (
     with_copies,
 )
 from strata.engine.experts.ring import BUFFERS, ring_bytes
+from strata.engine.memory.borrow import STAYS, BorrowPlan, Buffers, Windowed, own_bytes
 from strata.engine.memory.cache import DEFAULT_RESERVE
-from strata.engine.memory.card import CardPlan, CardRoom, plan_card, staged
+from strata.engine.memory.card import STREAM_MIN, CardPlan, CardRoom, plan_card, staged
 from strata.engine.memory.figures import DoesNotFit
 from strata.engine.memory.homes import homes_in, said_of
-from strata.engine.memory.prompt import KEPT_FREE
+from strata.engine.memory.loan import steps
+from strata.engine.memory.prompt import KEPT_FREE, LEND_PCT_PINNED
 from strata.engine.memory.ram import ExpertSource
 
 CHUNKS: Final = (8192, 6144, 4096, 2048, 1024, 512, 256, 128, 64, 32)
@@ -44,7 +47,8 @@ class Asked:
     that stay free, and whether somebody asked for them · prefill: `--prefill`, 0 = auto · ring: its experts at most,
     0 = as many as there is room for · pcie: of those that windows miss, the share that the card reads, None = measured
     · threads: of the processor, which computes the others · spare: free places of a layer in RAM, for swaps that hold
-    no window up · source: where those come from that VRAM lacks."""
+    no window up · source: where those come from that VRAM lacks · borrow: whether prompts may borrow slots · own:
+    whether they may have buffers of what is spare instead · pct: of the slots that auto may lend."""
 
     cache: int = 0
     order: tuple[Pair, ...] | None = None
@@ -56,18 +60,24 @@ class Asked:
     threads: int = 1
     spare: int = 0
     source: ExpertSource = ARENA
+    borrow: bool = False
+    own: bool = True
+    pct: int = LEND_PCT_PINNED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
     """sizes: of each layer's experts · experts: of a layer · price: bytes of a chunk's workspace · most: tokens of a
-    chunk at most · floats: whether experts have float weights, which only a card computes beside one."""
+    chunk at most · floats: whether experts have float weights, which only a card computes beside one · stream_min:
+    rows from which a chunk streams · beside: what a draft layer takes beside one."""
 
     sizes: tuple[ExpertSize, ...]
     experts: int
-    price: Callable[[int], int]
+    price: Windowed
     most: int
     floats: bool = False
+    stream_min: int = STREAM_MIN
+    beside: Callable[[int], int] = lambda rows: 0
 
     @property
     def largest(self) -> int:
@@ -77,7 +87,7 @@ class Model:
 @dataclass(frozen=True, slots=True, eq=False)
 class TierPlan:
     """staged_bytes: memory that windows bring experts to · chunks: to try, longest first · reserve: what stays free ·
-    said: lines for the log."""
+    said: lines for the log · borrow: what prompts borrow, None where they have buffers of their own."""
 
     placement: Placement
     ring_bytes: int
@@ -85,14 +95,34 @@ class TierPlan:
     chunks: tuple[int, ...]
     reserve: int
     said: tuple[str, ...]
+    borrow: BorrowPlan | None = None
 
 
-def plan_tiers(free: int, asked: Asked, model: Model, ram: int) -> TierPlan:
-    """In so many bytes, which all else has left. ram: bytes of RAM, which all else there has left."""
-    order = asked.order if asked.order is not None else by_number(len(model.sizes), model.experts)
+def plan_tiers(free: int, asked: Asked, model: Model, ram: int, fixed: int = 0) -> TierPlan:
+    """In so many bytes, which all else has left. ram: bytes of RAM, which all else there has left · fixed: of the card,
+    taken behind the plan, where no workspace is made of what is left."""
     staging = staged(free, model.largest, model.experts)
-    room = CardRoom(
-        free=free - staging,
+    room = _room(free - staging, asked, model)
+    if not asked.borrow or asked.order is None:  # only with an order are the last slots the coldest
+        return _owning(free, asked, model, ram, room, plan_card(room), staging)
+    ring = min(room.ring, ring_bytes(asked.ring or BUFFERS * model.experts, model.largest))
+    stays, most = min(STAYS, model.most), min(asked.prefill or model.most, model.most)
+    own = own_bytes(model.price, stays, model.beside(stays))
+    buffers = Buffers(model.price, most, ring, model.stream_min, model.beside(most))
+    plan = plan_card(replace(room, borrow=True, own=asked.own, lent=buffers, windows=own + fixed))
+    if plan.way == "borrowed":
+        wanted = BorrowPlan(buffers, plan.layout.chunk, 0, stays, own)
+        borrowing = _borrowing(free, asked, model, ram, plan, wanted, staging)
+        if borrowing is not None:
+            return borrowing
+        plan = plan_card(room)
+    return _owning(free, asked, model, ram, room, plan, staging)
+
+
+def _room(free: int, asked: Asked, model: Model) -> CardRoom:
+    order = _order(asked, model)
+    return CardRoom(
+        free=free,
         head=0,
         reserve=asked.reserve,
         given=asked.given,
@@ -104,8 +134,16 @@ def plan_tiers(free: int, asked: Asked, model: Model, ram: int) -> TierPlan:
         most=model.most,
         price=model.price,
         borrow=False,
+        pct=asked.pct,
     )
-    plan = plan_card(room)
+
+
+def _order(asked: Asked, model: Model) -> Sequence[Pair]:
+    return asked.order if asked.order is not None else by_number(len(model.sizes), model.experts)
+
+
+def _owning(free: int, asked: Asked, model: Model, ram: int, room: CardRoom, plan: CardPlan, staging: int) -> TierPlan:
+    """Prompts have buffers of their own. Raises DoesNotFit."""
     least = min(CHUNKS[-1], model.most)
     if not plan.layout.chunk:
         raise DoesNotFit(
@@ -115,18 +153,48 @@ def plan_tiers(free: int, asked: Asked, model: Model, ram: int) -> TierPlan:
         )
     chunk, spare = _chunk(asked, model, plan, room.ring)
     ring = min(room.ring + spare, ring_bytes(asked.ring or BUFFERS * model.experts, model.largest))
+    order = _order(asked, model)
     slotted = place(model.sizes, model.experts, plan.slots.sizes, order, asked.spare)
     placement, said_of_ram = _copied(asked, model, slotted, order, ram)
-    how = f"given {asked.cache}" if asked.cache else "auto"
-    by = "numbers" if asked.order is None else f"a profile of {len(order)} pairs"
     said = (
-        *plan.said,
-        f"expert cache, {how}: {shown(free)} free, {shown(plan.reserve)} of them stay so; {placement.in_cache} of "
-        f"{placement.pairs} experts, by {by}, in {shown(placement.cache_bytes)}",
+        *_said(free, asked, plan, placement),
         *said_of_ram,
         f"prompts: chunks of {chunk} in {shown(model.price(chunk))}, experts through a ring of {shown(ring)}",
     )
     return TierPlan(placement, ring, staging, (chunk, *(c for c in CHUNKS if c < chunk)), plan.reserve, said)
+
+
+def _borrowing(
+    free: int, asked: Asked, model: Model, ram: int, plan: CardPlan, wanted: BorrowPlan, staging: int
+) -> TierPlan | None:
+    """Prompts borrow slots, in chunks for which RAM has room for twins beside all experts that VRAM lacks; None: it has
+    none."""
+    buffers, order = wanted.buffers, _order(asked, model)
+    for chunk in (c for c in steps(wanted.chunk) if c > wanted.stays):
+        lent = plan.slots.tail_bytes(plan.slots.lent_for(buffers(chunk)) or 0)
+        slotted = replace(place(model.sizes, model.experts, plan.slots.sizes, order, asked.spare), lendable=lent)
+        placement, said_of_ram = _copied(asked, model, slotted, order, ram)
+        if placement.filed.any():
+            continue
+        said = (
+            *_said(free, asked, plan, placement),
+            *said_of_ram,
+            f"prompts: chunks of {chunk} in {shown(buffers(chunk))} of the cache, which their experts leave meanwhile "
+            f"and of which RAM has a copy; windows and reads of up to {wanted.stays} in {shown(wanted.own_bytes)}",
+        )
+        borrow = replace(wanted, chunk=chunk, lent_bytes=lent)
+        return TierPlan(placement, buffers.ring, staging, (chunk,), plan.reserve, said, borrow)
+    return None
+
+
+def _said(free: int, asked: Asked, plan: CardPlan, placement: Placement) -> tuple[str, ...]:
+    how = f"given {asked.cache}" if asked.cache else "auto"
+    by = "numbers" if asked.order is None else f"a profile of {len(asked.order)} pairs"
+    return (
+        *plan.said,
+        f"expert cache, {how}: {shown(free)} free, {shown(plan.reserve)} of them stay so; {placement.in_cache} of "
+        f"{placement.pairs} experts, by {by}, in {shown(placement.cache_bytes)}",
+    )
 
 
 def _copied(
@@ -134,7 +202,7 @@ def _copied(
 ) -> tuple[Placement, tuple[str, ...]]:
     """Which of the others lie in so much RAM; lines for the log."""
     missing = missing_order(placement, order)
-    left = ram - placement.spare_bytes
+    left = ram - placement.spare_bytes - placement.twin_bytes
     homes = homes_in(asked.source, [model.sizes[layer].n_bytes for layer, _ in missing], (), left)
     found = with_copies(placement, missing[: homes.copies])
     if model.floats and homes.mapped_bytes:

@@ -12,6 +12,7 @@ same ones, so where an expert lies never changes a bit.
     store.swap(swaps)                         # between windows and prompts
 
 Swaps are queued on the stream of the work: what was queued before reads the old places, what comes later the new ones.
+Slots at the end of the cache may be lent (lending.py): their bytes have twins in RAM, from which they are also loaded.
 Memory   page-locked: experts in RAM, two buffers for those of the file, tables
 Units    bytes
 Errors   DeviceError: memory of the card or RAM that is not there, with the flag that helps
@@ -40,15 +41,13 @@ from strata.engine.experts.placement import Placement
 from strata.engine.experts.reader import FileReader, FileRound, Queue, matrices
 from strata.engine.experts.ring import Banks, Ring, Round, pieces
 from strata.engine.log import log
+from strata.engine.memory.card import STREAM_MIN
 from strata.kernels.cuda.arguments import address
 from strata.kernels.cuda.fetch import Stage
 from strata.kernels.cuda.mixture import Bank, Placed, Tally
 from strata.kernels.cuda.plans import WINDOW_ROWS
 from strata.kernels.formats import Weight
 
-STREAM_MIN: Final = 1024
-"""Rows of a chunk from which all missing experts of a layer come through the ring; shorter ones read in place what they
-route to."""
 REPORT_S: Final = 5.0
 IN_PLACE: Final = 2
 """Tables of a layer before those of its rounds."""
@@ -80,8 +79,9 @@ class _Layer:
 
 
 class ExpertStore:
-    """ring: memory of the ring, uint8 · stream_min: rows from which a chunk reads missing experts through the ring ·
-    helpers: who computes a share of those that windows miss · staging: memory that windows bring the others to, uint8.
+    """ring: memory of the ring, uint8; a number: it is the last so many bytes of the cache, which whoever streams has
+    borrowed · stream_min: rows from which a chunk reads missing experts through the ring · helpers: who computes a
+    share of those that windows miss · staging: memory that windows bring the others to, uint8.
 
     hits       of the rows of the last window: picks that lay in the cache, and those that the processor computed
     counters   int32 (layers, experts + 2): picks of windows so far; behind them the missing experts that they have
@@ -92,7 +92,7 @@ class ExpertStore:
         self,
         card: Card,
         placement: Placement,
-        ring: Array,
+        ring: Array | int,
         remedy: str,
         stream_min: int = STREAM_MIN,
         helpers: HostExperts | None = None,
@@ -105,7 +105,7 @@ class ExpertStore:
         self.helpers = helpers
         self._staging = staging
         self._cache = card.account.take(placement.cache_bytes, "the expert cache", remedy)
-        self._ring = Ring(card.driver, ring)
+        self._ring = Ring(card.driver, self._cache[self._cache.size - ring :] if isinstance(ring, int) else ring)
         self._ring.live = False  # until there is something to copy
         largest = max(size.n_bytes for size in placement.sizes)
         self._reader = FileReader(card.driver, largest) if placement.filed.any() else None
@@ -149,14 +149,16 @@ class ExpertStore:
     def bind(self, layer: int, stacks: Sequence[Weight]) -> tuple[Weight, ...]:
         """Gate, up and down of a layer, as they lie from now on: their bytes are promised to `load`."""
         size = self.placement.sizes[layer]
-        homes = Homes.of(
-            size, self.placement.begins[layer], self.placement.spare_of(layer), self.placement.in_ram[layer]
-        )
+        place = self.placement
+        homes = Homes.of(size, place.begins[layer], place.spare_of(layer), place.in_ram[layer], place.twins(layer))
         ram = self._lock(layer)
-        for expert in np.flatnonzero(~self.placement.filed[layer]).tolist():
-            begin, place = int(homes.begins[expert]), int(homes.places[expert]) * size.n_bytes
-            home = self._cache[begin : begin + size.n_bytes] if begin >= 0 else ram[place : place + size.n_bytes]
-            self._promise(stacks, expert, size.begins, home, host=begin < 0)
+        for expert in np.flatnonzero(~place.filed[layer]).tolist():
+            begin = int(homes.begins[expert])
+            at = int(homes.places[expert]) if begin < 0 else homes.twin(begin)
+            if at is None:
+                self._promise(stacks, expert, size.begins, self._cache[begin : begin + size.n_bytes], host=False)
+            else:
+                self._promise(stacks, expert, size.begins, ram[at * size.n_bytes : (at + 1) * size.n_bytes], host=True)
         bound = self._bound(layer, stacks, homes, ram)
         if self.helpers is not None and len(self._layers) == len(self.placement.sizes):
             self.helpers.start()
@@ -219,6 +221,11 @@ class ExpertStore:
         """Where the experts of a layer lie. Who changes it calls `changing` before and `moved` behind it."""
         return self._layers[layer].homes
 
+    @property
+    def cache(self) -> Array:
+        """The memory of all slots."""
+        return self._cache
+
     def slot(self, layer: int, begin: int) -> Array:
         """The bytes of a slot of the cache that a layer's expert has."""
         return self._cache[begin : begin + self.placement.sizes[layer].n_bytes]
@@ -229,13 +236,15 @@ class ExpertStore:
         return self._layers[layer].ram[place * n : (place + 1) * n]
 
     def bring(self, queue: Queue, layer: int, expert: int, begin: int) -> None:
-        """Queue the copy of an expert that has a place to a slot of the cache."""
+        """Queue the copy of an expert that has a place to a slot of the cache, and to the slot's twin."""
         homes, slot = self.homes(layer), self.slot(layer, begin)
         place = int(homes.places[expert])
         if self._reader is not None and homes.in_file(place):
             self._reader.bring(queue, slot, homes.size, [(0, matrices(self._layers[layer].stacks, expert))])
         else:
             queue.upload(slot, self.place(layer, place))
+        if (twin := homes.twin(begin)) is not None:
+            queue.download(self.place(layer, twin), slot)
 
     def swap(self, swaps: Iterable[Swap]) -> None:
         """Exchange the bytes of experts that have places and in the cache, and the tables that say where they are."""

@@ -16,6 +16,7 @@ from strata.engine.experts.adapter import Adapter
 from strata.engine.experts.counts import ExpertCounts
 from strata.engine.experts.exchange import Exchange
 from strata.engine.experts.learned import Keeping, Learned
+from strata.engine.experts.lending import Lending
 from strata.engine.experts.store import ExpertStore
 
 LOOK_EVERY: Final = 16
@@ -25,7 +26,14 @@ LOOK_EVERY: Final = 16
 class Tier:
     """picks, reads, read_bytes, helped: of windows so far, as far as their counts have come to the host."""
 
-    def __init__(self, driver: Driver, store: ExpertStore, rules: AdaptRules, keeping: Keeping | None) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        store: ExpertStore,
+        rules: AdaptRules,
+        keeping: Keeping | None,
+        lending: Lending | None = None,
+    ) -> None:
         placement = store.placement
         moves = rules.on and placement.missing > 0 and placement.in_cache > 0
         self._store = store
@@ -33,7 +41,10 @@ class Tier:
         self._sizes = np.array([size.n_bytes for size in placement.sizes], np.int64)
         self._every = rules.every if moves else LOOK_EVERY
         exchange = Exchange(driver, store) if placement.spare else None
-        self._adapter = Adapter(store, rules, exchange) if moves else None
+        if lending is not None and exchange is not None:
+            lending.before = exchange.finish
+        self._lending = lending
+        self._adapter = Adapter(store, rules, exchange, self._is_still) if moves else None
         picks = np.zeros(placement.begins.shape, np.int64)
         self._learned = None if keeping is None else Learned(keeping, picks, placement.in_cache)
         self._windows = self._asked_at = self._before = 0
@@ -49,6 +60,8 @@ class Tier:
         if self._store.reads_file:
             copied = self._store.read_in_file / MIB
             read = f"{read}, {n} of them in the file, {n_bytes / MIB:.0f} MiB; the card got {copied:.0f} MiB from there"
+        if self._lending is not None:
+            read = f"{read}; {self._lending}"
         return read if self._adapter is None else f"{read}; {self._adapter}"
 
     @property
@@ -56,10 +69,16 @@ class Tier:
         """Experts that the processor has read in the file for windows, and their bytes."""
         return (0, 0) if self._store.helpers is None else self._store.helpers.filed
 
+    def _is_still(self) -> bool:
+        """Whether a prompt has slots, so that nothing moves."""
+        return self._lending is not None and self._lending.lent
+
     def begin(self) -> None:
         """What start has counted was no text."""
         self._counts.ask()
         self._counts.take()
+        if self._lending is not None:
+            self._lending.forget()
 
     def window(self) -> None:
         """A window is over, and the next one may be queued already. Raises DeviceError when it waited in vain."""
@@ -74,8 +93,17 @@ class Tier:
 
     def figures(self) -> dict[str, int]:
         """What INFO says of experts, beside what never changes."""
-        adapter = self._adapter
+        adapter, lending = self._adapter, self._lending
+        lent = {}
+        if lending is not None:
+            lent = {
+                "lent_slots": lending.most,
+                "lent_reads": lending.reads,
+                "lent_refilled_mib": lending.refilled // MIB,
+                "lent_waited_ms": round(lending.waited_ms),
+            }
         return {
+            **lent,
             "expert_picks": self.picks,
             "expert_reads": self.reads,
             "expert_read_mib": self.read_bytes // MIB,

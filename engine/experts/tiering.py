@@ -5,6 +5,7 @@ Errors   DeviceError in one line: no prompt fits, or RAM does not hold what must
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from strata.engine.experts.helpers import Card, HostExperts
 from strata.engine.experts.placement import ExpertSize, Placement
 from strata.engine.experts.plan import Asked, Model, TierPlan, plan_tiers
 from strata.engine.experts.ring import BUFFERS, ring_bytes
-from strata.engine.memory.card import RING
+from strata.engine.memory.card import RING, STREAM_MIN
 from strata.engine.memory.figures import DoesNotFit
 from strata.engine.memory.loan import LoanRoom
 from strata.engine.memory.plan import CACHE_FIRST, STAGING
@@ -35,13 +36,22 @@ FREE_WHOLE: Final = 512 * MIB
 class Tiering:
     """The experts of a pack that a meter has seen, and how many of them are wanted in VRAM."""
 
-    def __init__(self, pack: Pack, meter: Meter, asked: Asked, max_context: int) -> None:
+    def __init__(
+        self,
+        pack: Pack,
+        meter: Meter,
+        asked: Asked,
+        max_context: int,
+        stream_min: int = STREAM_MIN,
+        beside: Callable[[int], int] = lambda rows: 0,
+    ) -> None:
         types = {name: tensor.type for name, tensor in pack.items()}
         self._price = Price(prompt_shape(pack.spec, types, max_context))
         self._asked = asked
         sizes = tuple(ExpertSize(*each) for each in meter.expert_sizes)
         floats = any(kind.is_float for name, kind in types.items() if name.endswith(EXPERTS))
-        self._model = Model(sizes, pack.spec.experts, self._price, min(flags.MAX_CHUNK, max_context), floats)
+        most = min(flags.MAX_CHUNK, max_context)
+        self._model = Model(sizes, pack.spec.experts, self._price, most, floats, stream_min, beside)
 
     @property
     def price(self) -> Price:
@@ -84,12 +94,13 @@ class Tiering:
         cache = min(CACHE_FIRST, len(model.sizes) * model.experts) * model.largest
         return left - self._price(min(GRID, model.most)) - cache
 
-    def plan(self, free: int, ram: int) -> TierPlan:
-        """What becomes of so many bytes of the card, and of so much RAM, of which the n-gram table has its own."""
+    def plan(self, free: int, ram: int, fixed: int) -> TierPlan:
+        """What becomes of so many bytes of the card, and of so much RAM, of which the n-gram table has its own. fixed:
+        of the card, taken later."""
         parked = self._asked.source.parked
         left = ram - STAGING - (parked.budget if parked.on else 0)
         try:
-            return plan_tiers(free, self._asked, self._model, left)
+            return plan_tiers(free, self._asked, self._model, left, fixed)
         except DoesNotFit as error:
             raise DeviceError(str(error)) from None
 

@@ -40,6 +40,9 @@ from strata.engine.memory.prompt import (
 
 RING: Final = 64
 """Experts of the double buffer through which a prompt streams those that VRAM does not hold, both halves together."""
+STREAM_MIN: Final = 1024
+"""Rows of a chunk from which all missing experts of a layer come through that buffer; shorter ones read in place what
+they route to."""
 OWN_SLACK: Final = 64 * MIB
 STAGED: Final = 80
 """Experts that windows bring to the card before their products: eight rows of ten."""
@@ -62,6 +65,8 @@ class CardRoom:
     price           of a chunk's workspace
     borrow, own     whether slots may be lent, and whether own buffers may be taken from what is spare
     pct             of the slots that auto may lend
+    lent            bytes of a chunk's buffers in lent slots; None: those that it has anywhere
+    windows         that windows and short reads take beside slots which prompts borrow
     """
 
     free: int
@@ -79,6 +84,8 @@ class CardRoom:
     own: bool = True
     alias: bool = False
     pct: int = 85
+    lent: Callable[[int], int] | None = None
+    windows: int = 0
 
     @property
     def largest(self) -> int:
@@ -118,6 +125,7 @@ class CardPlan:
     """slots and the budget that they came from · the reserve in force · the prompt's buffers and who chose them.
 
     free      bytes left while tokens are generated · free_reading: while a prompt is read
+    windows   bytes that windows and short reads take more, beside what prompts borrow
     """
 
     slots: Slots
@@ -129,6 +137,7 @@ class CardPlan:
     free: int
     free_reading: int
     said: tuple[str, ...] = ()
+    windows: int = 0
 
 
 def staged(free: int, largest: int, per_layer: int) -> int:
@@ -142,7 +151,7 @@ def plan_card(room: CardRoom) -> CardPlan:
     plain = _borrowing(room) or _owning(room)
     if not room.alias:
         return plain
-    lent = _aliased(room)
+    lent = _aliased(replace(room, free=room.free - room.windows))
     if not lent.layout.chunk:
         return replace(plain, said=(*plain.said, "head alias: no chunk of its list fits, so the head stays"))
     if plain.layout.chunk >= lent.layout.chunk:
@@ -155,22 +164,24 @@ def _borrowing(room: CardRoom) -> CardPlan | None:
     """Slots are lent, or own buffers are as good; None when neither gives a chunk."""
     if not (room.borrow and room.known and room.most):
         return None
-    need = borrowing_need(room.streamed(room.least_chunk), room.largest)
-    budget = room.budget(Room(room.free, room.reserve, room.given), need)
+    lent = room.lent or room.streamed
+    need = borrowing_need(lent(room.least_chunk), room.largest)
+    free = room.free - room.windows
+    budget = room.budget(Room(free, room.reserve, room.given), need)
     slots = room.slots(budget.n_bytes)
-    layout = borrowed(slots, room.streamed, room.prefill, room.most, room.pct)
-    left = room.free - slots.n_bytes
+    layout = borrowed(slots, lent, room.prefill, room.most, room.pct)
+    left = free - slots.n_bytes
     price = room.price if len(slots) == len(room.experts) else room.streamed
     most = min(room.prefill or room.most, room.most)
-    own = own_chunk(left, budget.reserve, most, layout.chunk, price) if room.own else 0
+    own = own_chunk(left + room.windows, budget.reserve, most, layout.chunk, price) if room.own else 0
     said = _lowered(room, budget)
     if own:
         chosen = own_layout(own, price)
-        left -= chosen.own_bytes
+        left += room.windows - chosen.own_bytes
         return CardPlan(slots, budget.n_bytes, budget.reserve, chosen, "own from spare memory", "off", left, left, said)
     if not layout.chunk:
         return None
-    return CardPlan(slots, budget.n_bytes, budget.reserve, layout, "borrowed", "off", left, left, said)
+    return CardPlan(slots, budget.n_bytes, budget.reserve, layout, "borrowed", "off", left, left, said, room.windows)
 
 
 def _owning(room: CardRoom) -> CardPlan:
@@ -204,7 +215,8 @@ def _aliased(room: CardRoom) -> CardPlan:
         slots = Slots(slots.sizes[: max(0, len(slots) - missing)])
     comes_back = not exchange or free - slots.n_bytes >= room.head
     most = min(room.prefill or room.most, room.most) if comes_back else 0
-    layout = alias_layout(slots, free - slots.n_bytes, room.head, room.streamed, most, exchange)
+    price = room.lent or room.streamed
+    layout = alias_layout(slots, free - slots.n_bytes, room.head, price, most, exchange)
     return CardPlan(
         slots,
         budget.n_bytes,
@@ -215,6 +227,7 @@ def _aliased(room: CardRoom) -> CardPlan:
         room.free - slots.n_bytes,
         free - slots.n_bytes - layout.own_bytes,
         _lowered(room, budget),
+        room.windows,
     )
 
 

@@ -30,8 +30,6 @@ from strata.engine.pack import Pack
 from strata.kernels.cuda.compile import DeviceError
 from strata.protocol.fields import parse_float
 
-OWN_AUTO: Final = "STRATA_PREFILL_OWN_AUTO"
-LEND_PCT: Final = "STRATA_PREFILL_LEND_PCT"
 MOST_GIB: Final = 1 << 14
 """Of RAM that a variable may speak of."""
 
@@ -49,10 +47,13 @@ def plan_text(pack: Pack, options: Options, environ: Mapping[str, str]) -> str:
 
 def switches(environ: Mapping[str, str]) -> Switches:
     """What the environment changes; a value that is no number of its range is as if it were not there."""
-    pct, headroom = parse_float(environ.get(LEND_PCT, "")), _gib(environ.get(environment.RESIDENT_HEADROOM, ""))
+    pct, headroom = (
+        parse_float(environ.get(environment.LEND_PCT, "")),
+        _gib(environ.get(environment.RESIDENT_HEADROOM, "")),
+    )
     pinned = environ.get(environment.ARENA_PIN, "").strip()
     return Switches(
-        own=environment.is_on(environ.get(OWN_AUTO, "") or "1"),
+        own=environment.is_on(environ.get(environment.OWN_AUTO, "") or "1"),
         lend_pct=int(pct) if pct is not None and 1 <= pct <= 100 else None,
         headroom=headroom,
         forms=environment.card_forms(environ),

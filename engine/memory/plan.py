@@ -21,8 +21,9 @@ from strata.engine import flags
 from strata.engine.device.arena import GIB, MIB, shown
 from strata.engine.device.base import Memory
 from strata.engine.memory import alias, ram
+from strata.engine.memory.borrow import STAYS, Buffers, draft_beside, own_bytes
 from strata.engine.memory.cache import DEFAULT_RESERVE, LEAST_RESERVE
-from strata.engine.memory.card import CardPlan, CardRoom, plan_card, staged
+from strata.engine.memory.card import STREAM_MIN, CardPlan, CardRoom, plan_card, staged
 from strata.engine.memory.figures import DoesNotFit, Figures, Line, MemoryPlan, Shortfall, Switches
 from strata.engine.memory.forms import takes_forms
 from strata.engine.memory.homes import conversation_cache, expert_homes, said_of, source_of
@@ -109,7 +110,8 @@ def _sum(lines: Iterable[Line]) -> int:
 
 def _room(figures: Figures, options: Options, switches: Switches, left: int, price: Price) -> CardRoom:
     reserve, given = reserve_of(options)
-    return CardRoom(
+    most = min(flags.MAX_CHUNK, options.max_context)
+    room = CardRoom(
         free=left,
         head=figures.sizes.head,
         reserve=reserve,
@@ -119,13 +121,18 @@ def _room(figures: Figures, options: Options, switches: Switches, left: int, pri
         known=figures.profile is not None,
         cache=options.expert_cache,
         prefill=options.prefill,
-        most=min(flags.MAX_CHUNK, options.max_context),
+        most=most,
         price=price,
         borrow=not options.no_prefill_borrow,
         own=switches.own,
         alias=options.prefill_head_alias,
         pct=lend_pct(switches.lend_pct, float(source_of(options, switches).kind == "arena")),
     )
+    draft = figures.spec if figures.draft else None
+    short = min(STAYS, most)
+    lent = Buffers(price, most, room.ring, STREAM_MIN, draft_beside(draft, most))
+    own = own_bytes(price, short, draft_beside(draft, short))
+    return replace(room, lent=lent, windows=max(0, own - price.windows))
 
 
 def _conditions(figures: Figures, options: Options) -> alias.AliasConditions:
@@ -190,8 +197,9 @@ def _card_lines(figures: Figures, card: CardPlan) -> list[Line]:
     parts = [f"chunks of {layout.chunk}, {card.way}"]
     parts += [f"{layout.lent} slots lent ({shown(layout.lent_bytes)})"] if layout.lent else []
     parts += [f"{shown(layout.head_bytes)} of the head"] if layout.head_bytes else []
-    own = layout.own_bytes if layout.kind == "own" else 0
-    parts += [f"{shown(layout.own_bytes)} allocated for a read"] if layout.own_bytes and not own else []
+    own = layout.own_bytes if layout.kind == "own" else card.windows
+    parts += [f"{shown(layout.own_bytes)} allocated for a read"] if layout.own_bytes and layout.kind != "own" else []
+    parts += ["short reads borrow nothing"] if card.windows else []
     free = f"reserve {card.reserve // MIB} MiB" + (
         f", {read // MIB} while a prompt is read" if read != card.free else ""
     )

@@ -1,15 +1,7 @@
 """The output head's memory while a prompt is read: prompt buffers lie in it, and the head comes back from RAM.
 
-    loan = HeadLoan(device, plan, n_bytes, row)  # before the model is bound; `ring` is the ring's memory
-    loan.follow(store)                        # whose ring that is
-    loan.fit_own(run), loan.fit_lent(run)     # workspaces of short reads and of lent ones
-    loan.loaded()                             # the weights are there: the head is brought for the first time
-    loan.lend(rows)                           # before a chunk: whether it has the head's memory
-    loan.logits(model, x[-1:])                # behind the last one: the head comes back first
-    loan.take_back()                          # before a window
-
-Nothing is freed: the head's range is the head's all the time, so graphs keep their addresses. All of it is queued on
-the stream of the work, and the ring's copies wait for that.
+The head's range is the head's all the time, so graphs keep its address. It is brought for the first time when all
+weights are there, and before logits or a window where a prompt has had its memory.
 
 Guard    after every load the address must be that of the graphs, and the bytes on the card those of the start by their
          fingerprint; the load is waited for, so that no token can come of another head
@@ -22,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from math import prod
 from typing import Final
 
 import numpy as np
@@ -33,16 +24,12 @@ from strata.engine.device.driver import Array
 from strata.engine.device.loading import Copy, flat
 from strata.engine.experts.store import ExpertStore
 from strata.engine.log import log
-from strata.engine.memory.loan import LoanPlan, Piece, steps
-from strata.engine.model.model import Model
+from strata.engine.memory.loan import LoanPlan, Piece
+from strata.engine.model.prompt_loan import PromptLoan
 from strata.kernels.cuda.arguments import address
-from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.cuda.fingerprint import fingerprint
-from strata.kernels.cuda.workspace import OutOfWorkspace
 from strata.kernels.formats import Weight
 
-DRAFT_ROWS: Final = 256
-"""Rows of a pass of the draft layer at most: it takes memory of the part that lives for all of a chunk's pass."""
 MOVED: Final = 256
 """Bytes by which the test hook moves the head."""
 
@@ -51,28 +38,22 @@ class HeadLost(RuntimeError):
     """The head is not where the windows read it, or not what it was."""
 
 
-class HeadLoan:
-    """stays: rows up to which a chunk leaves the head · lent: whether prompts have its memory now · loads: how often it
-    came back. n_bytes: of the head · row: shape of a residual · moves: a test hook, the head comes back elsewhere."""
+class HeadLoan(PromptLoan):
+    """loads: how often the head came back. n_bytes: of it · row: shape of a residual · moves: a test hook, the head
+    comes back elsewhere."""
 
     def __init__(
         self, device: CudaDevice, plan: LoanPlan, n_bytes: int, row: tuple[int, int, int], moves: bool = False
     ) -> None:
         remedy = "leave out --prefill-head-alias"
+        super().__init__(device, plan.own_bytes, plan.stays, plan.chunk, row, remedy)
         self.plan = plan
-        self.stays = plan.stays
-        self.lent = False
         self.loads = 0
-        self._device = device
         self._driver = device.driver
         self._moves = moves
         self._head = device.account.take(n_bytes, "the output head", remedy)
-        self._own = device.account.take(plan.own_bytes, "the memory of prompts", remedy)
         self._kept = self._driver.pinned(n_bytes)
         self._sum = device.fixed(8).view(np.uint64)
-        self._row = device.fixed(4 * prod(row)).view(np.float32).reshape(row)
-        self._lent_parts = [self._at(piece) for piece in (plan.whole, plan.mixers, plan.experts)]
-        self._own_parts: list[Array] = []
         self._store: ExpertStore | None = None
         self._bound: Weight | None = None
         self._wanted = 0
@@ -98,39 +79,17 @@ class HeadLoan:
 
     # --------------------------------------------------------------------------------------------------------- start
 
-    def fit_own(self, run: Callable[[int], None], share: float) -> int:
-        """The workspace of chunks that leave the head, which is in use from now on; their rows. run: passes of so many
-        rows at most, and windows."""
-        for rows in steps(self.plan.stays):
-            parts = self._device.fit_in(self._own, lambda n=rows: run(n), share)  # type: ignore[misc]
-            if parts is not None:
-                self._own_parts, self.stays = parts, rows
-                return rows
-        raise DeviceError(
-            f"the workspace of a prompt chunk of {rows} does not fit {shown(self.plan.own_bytes)}; use a smaller "
-            "--max-context, or leave out --prefill-head-alias"
-        )
-
     def fit_lent(self, run: Callable[[int], None]) -> int:
-        """The rows of chunks that have the head's memory, behind a pass of so many."""
-        for rows in steps(self.plan.chunk):
-            if rows <= self.stays:
-                break
-            self._device.use(self._lent_parts)
-            try:
-                run(rows)
-            except OutOfWorkspace:
-                continue
-            finally:
-                self._driver.synchronize()
-                self._device.use(self._own_parts)
-            log(
-                f"head alias: chunks of {rows} with {shown(self.plan.lent_bytes)} of the head's "
-                f"{shown(int(self._head.size))}, {self.plan.plain} without, experts through a ring of "
-                f"{shown(int(self.ring.size))}; the head stays for chunks of up to {self.stays}"
-            )
-            return rows
-        raise DeviceError("no prompt chunk fits the head's memory; leave out --prefill-head-alias")
+        rows = super().fit_lent(run)
+        log(
+            f"head alias: chunks of {rows} with {shown(self.plan.lent_bytes)} of the head's "
+            f"{shown(int(self._head.size))}, {self.plan.plain} without, experts through a ring of "
+            f"{shown(int(self.ring.size))}; the head stays for chunks of up to {self.stays}"
+        )
+        return rows
+
+    def _lent_parts(self, rows: int) -> list[Array]:
+        return [self._at(piece) for piece in (self.plan.whole, self.plan.mixers, self.plan.experts)]
 
     def loaded(self) -> None:
         """The copy in RAM is complete: the head comes to the card, and its fingerprint is what it always has to be."""
@@ -140,21 +99,23 @@ class HeadLoan:
     # --------------------------------------------------------------------------------------------------------- reads
 
     def lend(self, rows: int) -> bool:
-        """A chunk of so many rows comes. Whether it has the head's memory: from the first one of a read on that streams
-        experts."""
+        """From the first chunk of a read on that streams experts."""
         streams = self._store is not None and self._store.reads_file
         if not self.lent and (rows > self.stays or streams):
             if self._store is not None:
                 self._store.forget_streamed()
-            self._device.use(self._lent_parts)
+            self._device.use(self._lent_parts(rows))
             self.lent = True
         return self.lent
 
-    def logits(self, model: Model, x: Array) -> Array:
-        """Logits (1, vocab) of the residual (1, C, H) of a pass's last row, behind the return of the head."""
-        self._device.copy(self._row, x)
+    def before_window(self) -> None:
         self.take_back()
-        return model.logits(self._row)
+
+    def over(self) -> None:
+        """A read that was given up leaves the head lent: whoever needs it next brings it back."""
+
+    def _return(self) -> None:
+        self.take_back()
 
     def take_back(self) -> None:
         """Bring the head back if it is lent. Raises HeadLost unless it is where it was and what it was."""

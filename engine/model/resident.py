@@ -24,22 +24,27 @@ import numpy as np
 
 from strata.engine.device.arena import ALIGNMENT, MIB, shown
 from strata.engine.device.cuda import CudaDevice
+from strata.engine.device.driver import Array
 from strata.engine.device.host import ram
 from strata.engine.device.meter import Meter
 from strata.engine.draft.book import DraftBook
 from strata.engine.environment import card_forms
 from strata.engine.experts.plan import Asked, TierPlan
-from strata.engine.experts.store import STREAM_MIN, ExpertStore
+from strata.engine.experts.store import ExpertStore
 from strata.engine.experts.tiering import Tiering
 from strata.engine.log import log
+from strata.engine.memory.borrow import DRAFT_ROWS as LENT_DRAFT_ROWS
+from strata.engine.memory.borrow import draft_beside
+from strata.engine.memory.card import STREAM_MIN
 from strata.engine.memory.forms import takes_forms
 from strata.engine.memory.loan import STAYS, LoanPlan, Planner, beside
 from strata.engine.model.card_drafter import CardDrafter, CardDrafts
 from strata.engine.model.draft import DRAFT_ROWS, DraftLayer
-from strata.engine.model.head_loan import DRAFT_ROWS as LENT_DRAFT_ROWS
 from strata.engine.model.head_loan import HeadLoan
 from strata.engine.model.model import Model, bind
+from strata.engine.model.prompt_loan import PromptLoan
 from strata.engine.model.rows import Rows
+from strata.engine.model.slot_loan import SlotLoan
 from strata.engine.model.tape import tape_bytes
 from strata.engine.model.weights import rope_table
 from strata.engine.model.window import Layout, Windows
@@ -83,8 +88,8 @@ class Resident:
 
     store: ExpertStore | None
     """Where experts lie that do not all fit; None where they do."""
-    loan: HeadLoan | None
-    """The loan of the head's memory; None where there is none."""
+    loan: HeadLoan | SlotLoan | None
+    """What prompts borrow; None where they have all that they need."""
 
     def __init__(
         self,
@@ -122,7 +127,8 @@ class Resident:
         self.experts_in_vram, self.expert_bytes = pack.spec.layers * pack.spec.experts, meter.stacks
         self._place_table(meter, table)
         tape = tape_bytes(pack.spec, WINDOW_ROWS, ALIGNMENT) if drafts.verify > 1 else 0
-        tiers = None if experts is None else Tiering(pack, meter, experts, max_context)
+        more = partial(draft_beside, drafts.spec)
+        tiers = None if experts is None else Tiering(pack, meter, experts, max_context, stream_min, more)
         if tiers is not None and tiers.fit_whole(self.device.memory().free - self._weights(meter) - meter.state - tape):
             tiers = None
         if tiers is not None:
@@ -134,12 +140,14 @@ class Resident:
             measure(n_slots, n_checkpoints)
         self._require_room(meter)
         left = self.device.memory().free - self._weights(meter) - meter.state - tape
-        tier_plan = None if tiers is None else tiers.plan(left, self._free_ram(meter))
+        tier_plan = None if tiers is None else tiers.plan(left, self._free_ram(meter), FIXED)
         if tier_plan is None:
             self._choose_forms(meter, left)
         self.store = None
         lending = loan and self._plan_loan(loan, tiers, tier_plan, left, meter.head, drafts, stream_min)
         self.loan = None if lending is None else self._lend_head(lending, pack.spec, meter, head_moves)
+        if tier_plan is not None and tier_plan.borrow is not None:
+            self.loan = SlotLoan(device, tier_plan.borrow, (1, pack.spec.streams, pack.spec.hidden))
         self._open_arenas(meter)
         share: Callable[[int], float] = _half
         if tiers is not None and tier_plan is not None:
@@ -154,7 +162,7 @@ class Resident:
         device.load()
         try:
             if self.loan is not None and tiers is not None:
-                self.chunk = self._fit_loan(self.loan, tiers, logits)
+                self.chunk = self._fit_loan(self.loan, tiers, logits, drafts)
             else:
                 self.chunk = self._fit([n for n in chunks if n <= max_context] or [max_context], logits, reserve, share)
             self._loaded()
@@ -216,8 +224,7 @@ class Resident:
             return None
         own = left - planned.placement.cache_bytes - planned.staged_bytes - planned.reserve - FIXED
         room = tiers.loan_room(own, head, min(STAYS, stream_min - 1))
-        if drafts.spec is not None:
-            room = replace(room, beside=beside(LENT_DRAFT_ROWS, drafts.spec.wide, drafts.spec.hidden))
+        room = replace(room, beside=draft_beside(drafts.spec, LENT_DRAFT_ROWS))
         found = loan(room, tiers.price)
         if found is None:
             log(f"head alias: with {shown(head)} of the head chunks would be no longer, so it stays")
@@ -231,9 +238,10 @@ class Resident:
 
     def _open_tiers(self, tiers: Tiering, planned: TierPlan, stream_min: int) -> tuple[Sequence[int], int]:
         """Take what experts in two memories need. The chunks to try, and what stays free."""
-        for line in planned.said[: -1 if self.loan is not None else None]:
+        for line in planned.said[: -1 if isinstance(self.loan, HeadLoan) else None]:
             log(line)
         remedy = "use a smaller --expert-cache"
+        ring: Array | int
         if self.loan is not None:
             ring = self.loan.ring
         else:
@@ -349,8 +357,8 @@ class Resident:
             f"free, {shown(reserve)} of them stay free; use a smaller --max-context or --prefill, or a smaller file"
         )
 
-    def _fit_loan(self, loan: HeadLoan, tiers: Tiering, logits: int) -> int:
-        """The workspaces of reads that leave the head and of those that have its memory; the chunk of these."""
+    def _fit_loan(self, loan: PromptLoan, tiers: Tiering, logits: int, drafts: CardDrafts) -> int:
+        """The workspaces of reads that borrow nothing and of those that do; the chunk of these."""
 
         def short(rows: int) -> None:
             self.state.reserve(0, rows)
@@ -362,13 +370,18 @@ class Resident:
         def long(rows: int) -> None:
             self.state.reserve(0, rows)
             try:
-                self.device.driver.precompile(lambda: self._prompt(rows, 0))
+                self.device.driver.precompile(lambda: self._lengths(rows))
                 self._prompt(rows, 0)
             finally:
                 self.state.reset(0)
 
-        loan.fit_own(short, tiers.share(loan.plan.stays, loan.plan.beside))
+        loan.fit_own(short, lambda rows: tiers.share(rows, draft_beside(drafts.spec, rows)))
         return loan.fit_lent(long)
+
+    def _lengths(self, chunk: int) -> None:
+        """Prompts that launch every kernel of those up to this one."""
+        for rows in (*prompt_sizes(chunk), chunk):
+            self._prompt(rows, 0)
 
     def _first(self, chunk: int, logits: int) -> None:
         """The largest passes, behind the compilation of what they and all windows launch."""

@@ -123,7 +123,7 @@ def test_a_plan_that_is_refused_ends_with_code_2_and_one_line(full_pack, argv, r
 
 def test_an_option_for_plans_alone_is_still_refused_when_serving(full_pack):
     done = subprocess.run(
-        [str(ENGINE), "--serve", "--pack", str(full_pack), "--no-prefill-borrow"],
+        [str(ENGINE), "--serve", "--pack", str(full_pack), "--kv-resident", "30000"],
         capture_output=True,
         check=False,
         text=True,
