@@ -12,6 +12,7 @@ from strata.bench.__main__ import main
 from strata.bench.demo_pack.config import SMOKE
 from strata.bench.skew_router import MOST, frequencies, lengths, rewrite, routers, skewed
 from strata.bench.synthetic import Pools, Types, write
+from strata.engine.experts.adapt import AdaptRules, choose
 from strata.engine.pack import PackError, open_pack
 from strata.engine.pack.gguf import read_gguf
 from strata.kernels.reference.moe import route
@@ -89,3 +90,26 @@ def test_other_packs_are_refused_and_stay_as_they_are(packs, tmp_path: Path):
 def test_a_skew_that_cannot_be_is_named_by_synth(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["synth", str(tmp_path / "x.gguf"), "--router-skew", "9"]) == 2
     assert "exponent from 0 to 4" in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
+def test_a_cold_quarter_holds_most_of_what_a_skewed_router_picks_after_512_tokens():
+    """By the rules' defaults: 0.82 is what the best quarter would have, 0.25 what a cold one has."""
+    layers, experts, used, rules = 8, 512, 10, AdaptRules(swaps=AdaptRules().swaps * 8 // 48)
+    rng = np.random.default_rng(0)
+    deviations = np.stack([lengths(experts, used, 1.2)[rng.permutation(experts)] for _ in range(layers)])
+    resident = np.zeros((layers, experts), bool)
+    resident[:, : experts // 4] = True
+    use, hits, moved = np.zeros((layers, experts)), [], []
+    for token in range(640):
+        logits = rng.standard_normal((layers, experts)) * deviations
+        ids = np.argpartition(-logits, used, 1)[:, :used]
+        hits.append(np.take_along_axis(resident, ids, 1).mean())
+        np.put_along_axis(use, ids, np.take_along_axis(use, ids, 1) + 1, 1)
+        if (token + 1) % rules.every == 0:
+            swaps = choose(use, resident, rules)
+            for each in swaps:
+                resident[each.layer, [each.gets, each.leaves]] = True, False
+            use *= rules.decay
+            moved.append(len(swaps))
+    assert np.mean(hits[:32]) < 0.5 and np.mean(hits[512:]) > 0.72
+    assert sum(moved[-16:]) < sum(moved[:16]) / 3, "what is there stays there"
