@@ -127,16 +127,3 @@ def hybrid(
         return PromptLayout("hybrid", chunk, lendable, most_lent, rest - most_lent, head)
     lent = slots.lent_for(rest) or 0
     return PromptLayout("hybrid", chunk, lent, slots.tail_bytes(lent), 0, head)
-
-
-def for_request(layout: PromptLayout, slots: Slots, price: Price, tokens: int) -> PromptLayout:
-    """The layout of a read of so many tokens: a short one lends few slots, and where slots alone hold its buffers the
-    head stays. Own buffers stay as they are."""
-    chunk = min(layout.chunk, -(-tokens // GRID) * GRID)
-    if layout.kind == "own" or chunk <= 0:
-        return layout
-    lent = slots.lent_for(price(chunk))
-    most = len(slots) - 1 if layout.kind == "hybrid" else layout.lent
-    if lent is None or lent > most:
-        return layout
-    return PromptLayout("borrow", chunk, lent, slots.tail_bytes(lent))

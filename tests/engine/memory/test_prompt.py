@@ -15,11 +15,9 @@ from strata.engine.memory.prompt import (
     OWN_CANDIDATES,
     PromptLayout,
     borrowed,
-    for_request,
     hybrid,
     lend_pct,
     own_chunk,
-    own_layout,
     stepped_down,
 )
 
@@ -159,26 +157,6 @@ def test_own_buffers_step_down_and_leave_half_a_gib():
     assert stepped_down(2048, KEPT_FREE, linear).chunk == 0
 
 
-def test_a_short_prompt_lends_few_slots():
-    slots = Slots([MIB] * 4000)
-    layout = borrowed(slots, linear, 0, 4096, 85)
-    short = for_request(layout, slots, linear, 300)
-    assert (layout.chunk, short.chunk, short.lent) == (4096, 512, 398)
-    assert for_request(layout, slots, linear, 100_000) == layout
-    own = own_layout(2048, linear)
-    assert for_request(own, slots, linear, 10) == own
-
-
-def test_a_read_whose_buffers_fit_the_slots_leaves_the_head_where_it_is():
-    slots = Slots([BLOB] * 749)
-    layout = alias_layout(slots, 590 * MIB, 417 * MIB, recorded, 262_144, exchange=True)
-    assert (layout.kind, layout.chunk) == ("hybrid", 2048) and layout.own_bytes > 0
-    short = for_request(layout, slots, recorded, 64)
-    assert (short.kind, short.chunk, short.lent, short.own_bytes, short.head_bytes) == ("borrow", 256, 200, 0, 0)
-    assert for_request(layout, slots, recorded, 1700).lent == IN_SLOTS[1792]
-    assert for_request(layout, slots, recorded, 30_000) == layout
-
-
 slots_ = st.lists(st.integers(MIB, 4 * MIB), max_size=600).map(Slots)
 prices = st.builds(lambda base, per: lambda c: base * MIB + c * per * KIB, st.integers(1, 300), st.integers(1, 700))
 
@@ -198,20 +176,6 @@ def test_borrowed_slots_hold_the_chunk_and_the_longest_one_is_found(slots, price
 
         longest = max((c for c in range(GRID, most + 1, GRID) if fits(c)), default=0)
         assert layout.chunk == longest
-
-
-@given(slots_, prices, st.integers(0, 3000), st.integers(1, 10_000), st.booleans())
-def test_the_layout_of_a_read_holds_its_buffers_and_lends_no_more_than_the_plan(slots, price, free, tokens, alias):
-    if alias:
-        plan = hybrid(slots, 1, free * MIB, price, CANDIDATES, 8192, 300 * MIB)
-    else:
-        plan = borrowed(slots, price, 0, 8192, 85)
-    one = for_request(plan, slots, price, tokens)
-    assert one.chunk <= plan.chunk
-    if plan.chunk:
-        assert one.chunk >= min(plan.chunk, tokens)
-        assert one.lent_bytes + one.own_bytes + one.head_bytes >= price(one.chunk)
-        assert one.lent <= (max(0, len(slots) - 1) if alias else plan.lent)
 
 
 @given(st.integers(0, 9000), st.integers(0, 4000), st.integers(0, 40_000), st.integers(0, 9000), prices)
