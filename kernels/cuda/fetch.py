@@ -26,7 +26,8 @@ from strata.kernels.desk import MOST_PAIRS
 EACH: Final = 4
 """Words of 16 bytes that a thread has under way."""
 BLOCKS: Final = 2
-"""Of a multiprocessor: with EACH 4 MB under way on an H200, where the link's time of flight takes some 0.1."""
+"""Of a multiprocessor. 10 experts of 2.33 MB in 463 us, 50.3 GB/s, with 2 to 8 words and 1 to 8 blocks alike, where the
+driver copies 53.8 and products read 29.6 in place (H200, 2026-11-30)."""
 Tables = tuple[DeviceArray, DeviceArray, DeviceArray]
 """Addresses of gate, up and down, uint64 (experts,) each."""
 
