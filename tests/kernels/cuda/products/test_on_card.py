@@ -87,6 +87,15 @@ def test_mixtures_have_the_bits_of_their_experts_joined_in_rank_order(device, ra
     device.check_mixture(stacks, 5, 6, missing=(0, 7, 8))
 
 
+@pytest.mark.parametrize("n", [1, 4, 8])
+def test_experts_of_the_models_size_beside_the_shared_one_have_the_bits_of_the_written_order(device, random_weight, n):
+    shapes, kinds = ((640, 2560), (640, 2560), (2560, 640)), ("IQ3_S_CARD", "IQ3_S_CARD", "IQ4_NL_CARD")
+    stacks = tuple(random_weight(k, *s, experts=30, seed=i) for i, (k, s) in enumerate(zip(kinds, shapes, strict=True)))
+    own = tuple(random_weight("Q8_0", *s, seed=3 + i) for i, s in enumerate(shapes))
+    device.check_mixture(stacks, n, 10, shared=own)
+    device.check_mixture(stacks, n, 10, missing=(2, 11), shared=own)
+
+
 @pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
 def test_dequantised_rows_have_the_bits_of_the_reference(device, random_weight, kind):
     w = random_weight(kind.name, 40, columns(kind))
