@@ -35,12 +35,13 @@ from strata.engine.schedule.ports import SOLO
 from strata.kernels.cuda import few_plans
 from strata.kernels.ops import I32
 
-LENGTHS: Final = (8, 16, 24, 32, 48, 64, 96, 128, 200, 300, 512)
+LENGTHS: Final = (8, 16, 24, 32, 48, 64, 96, 128, 200, 300, 512, 1000)
 TILES: Final[dict[str, dict[str, int]]] = {
     "pass by tiles": {"MOST_ROWS": 0, "MOST_EACH": 0},
     "pass, experts by tiles": {"MOST_EACH": 0},
     "pass, others by tiles": {"MOST_ROWS": 0},
     "pass, all others by warps": {"MOST_RESULTS": 1 << 24},
+    "pass, experts of 32 rows by warps": {"MOST_EACH": 32},
 }
 RUNS: Final = 3
 

@@ -28,7 +28,7 @@ MOST_RESULTS: Final = 1 << 20
 MOST_EACH: Final = 16
 """Rows to be expected of an expert, the same."""
 EIGHTS: Final = (4, 2, 1)
-"""Eights of columns of a warp that are tried for DENSE products."""
+"""Eights of columns of a warp that are tried for DENSE products; experts take as few as hold most of them."""
 WAYS: Final = ((8, 3), (8, 2), (4, 3), (4, 2), (2, 2), (1, 2))
 """Warps of a block and chunks of each in shared memory, from most to least."""
 OF_A_CHUNK: Final = 330
@@ -111,7 +111,7 @@ def few_plan(card: Card, kind: TensorType, mode: str, rows: tuple[int, ...], col
 def cut(card: Card, kind: TensorType, mode: str, rows: tuple[int, ...], cols: int, n: int) -> FewPlan | None:
     """The same for any n."""
     found = []
-    for eights in EIGHTS if mode == DENSE else (1 if n <= 8 else 2,):
+    for eights in EIGHTS if mode == DENSE else (next((e for e in reversed(EIGHTS) if n <= 8 * e), EIGHTS[0]),):
         for warps, depth in WAYS:
             bare = _shared(kind, mode, cols, eights, warps, depth)
             room = card.shared_block - bare

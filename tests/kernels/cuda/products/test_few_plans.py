@@ -36,7 +36,7 @@ def test_no_cut_asks_for_more_than_a_card_has(arch, name, mode, rows, blocks, n)
     columns = plan.columns * (cols + 32 + 4 * cols // 32 + (4 * cols // kind.group if kind.has_offset else 0) + 8)
     assert ring + columns + table_bytes(kind) * plan.copies <= plan.shared <= card.shared_block
     assert plan.run % plan.warps == 0 and plan.rows_of_a_run(mode) == 16 * plan.run
-    assert mode == DENSE or plan.columns >= min(n, 16)
+    assert mode == DENSE or plan.columns >= min(n, 32)
 
 
 def test_few_rows_go_to_warps_and_many_to_tiles():

@@ -145,6 +145,14 @@ def test_a_mixture_of_a_prompt_has_the_same_bits_by_tiles(
     host.check_mixture(tuple(stacks), n, used, missing)
 
 
+def test_experts_of_many_rows_have_the_same_bits_by_warps(host, random_weight, monkeypatch):
+    """Of 32 columns a warp, and in two parts where an expert has more rows."""
+    monkeypatch.setattr(few_plans, "MOST_EACH", 32)
+    types, shapes = ("IQ3_S_CARD", "IQ3_S_CARD", "IQ4_NL_CARD"), ((128, 512), (128, 512), (512, 128))
+    stacks = [random_weight(t, *s, experts=3, seed=i) for i, (t, s) in enumerate(zip(types, shapes, strict=True))]
+    host.check_mixture(tuple(stacks), 30, 2)
+
+
 @pytest.mark.parametrize("n", [3, 18])
 def test_a_joined_result_is_added_behind_its_gate(host, written, random_weight, n):
     rng = np.random.default_rng(n)
