@@ -138,10 +138,10 @@ class HostLoader:
     """`load_kernel` for the emulator; `order` seeds the order in which its threads run."""
 
     def __init__(self, module: ModuleType, folder: Path) -> None:
-        self.emulator = module.Emulator(folder)
+        self.emulator = module.Emulator(folder, "-Og")
 
     def __call__(self, source: str, name: str, **constants: int | str) -> Any:
-        kernel = self.emulator.load_kernel(source, name, **constants, ON_HOST=1)
+        kernel = self.emulator.load_kernel(source, name, **constants)
 
         def launch(grid: Any, block: Any, args: tuple[Any, ...], shared_mem: int) -> None:
             kernel(grid, block, tuple(a[()] if isinstance(a, np.ndarray) else a for a in args), shared_mem=shared_mem)
