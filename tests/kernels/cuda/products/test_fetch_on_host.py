@@ -71,8 +71,19 @@ def different(ids: np.ndarray, held: int) -> list[int]:
     return list(dict.fromkeys(e for e in ids.ravel().tolist() if e >= held))
 
 
-@pytest.mark.parametrize("types", TYPES, ids=str)
-@pytest.mark.parametrize(("held", "slots"), [(4, 12), (0, 3), (12, 4)])
+PLACES = [(4, 12), (0, 3), (12, 4)]
+SLOW = {("F16", place) for place in PLACES[1:]}
+"""Products of floats take the emulator long."""
+
+
+@pytest.mark.parametrize(
+    ("types", "held", "slots"),
+    [
+        pytest.param(types, *place, marks=[pytest.mark.soak] * ((types[0], place) in SLOW), id=f"{types}-{place}")
+        for types in TYPES
+        for place in PLACES
+    ],
+)
 def test_fetched_experts_have_the_same_bits_and_staging_holds_no_more_than_it_may(
     host, random_weight, types, held, slots
 ):
