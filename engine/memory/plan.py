@@ -243,6 +243,11 @@ def _with_ram(
         Line("free", "RAM", free - copies, f"at least {shown(kept)}"),
     ]
     said = [*card.said, *([] if not_locked is None else [not_locked])]
+    if card.layout.lent and homes.mapped_bytes:
+        said.append(
+            f"prompts: {card.layout.lent} slots could be lent, but the engine lends none where experts lie in the "
+            "mapped file: prompts have buffers of their own, as with --no-prefill-borrow"
+        )
     if free - copies < kept:
         said.append(f"RAM: {shown(kept - free + copies)} less than should stay free; plan for more, or ask for less")
     shortfalls = (*_of_state(options, slots), *_of_card(figures, options, card, table), *_of_ram(homes))

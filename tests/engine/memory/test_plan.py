@@ -300,7 +300,10 @@ def test_a_larger_card_reads_at_least_as_long_chunks_and_holds_as_many_experts(
     except DoesNotFit:
         return
     _, _, larger = planned(f"{line} {prefill} --vram-limit-mib {vram + more}")
-    assert larger.card.layout.chunk >= plan.card.layout.chunk
+    first_cache = larger.card.way == "borrowed" != plan.card.way and not len(plan.card.slots)
+    assert larger.card.layout.chunk >= plan.card.layout.chunk or first_cache, (
+        "but where a cache is the better use of it"
+    )
     assert len(larger.card.slots) >= len(plan.card.slots)
     assert plan.card.free >= 0
 
