@@ -296,7 +296,7 @@ class CudaRunner:
         loads = {"head_loads": self._loan.loads} if isinstance(self._loan, HeadLoan) else {}
         return loads if self._tier is None else {**loads, **self._tier.figures()}
 
-    def request_over(self, reading: bool) -> None:
+    def request_over(self, reading: bool = False) -> None:
         """The last line of a request is out. reading: a prompt of another one is being read."""
         if self._loan is not None and not reading:
             self._loan.over()

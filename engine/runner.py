@@ -82,7 +82,7 @@ class ModelRunner:
         """What INFO counts of experts: nothing, the file holds them."""
         return {}
 
-    def request_over(self, reading: bool) -> None:
+    def request_over(self, reading: bool = False) -> None:
         """Nothing is learned of a request, and nothing lent."""
 
     def close(self) -> None:
