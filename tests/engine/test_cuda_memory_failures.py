@@ -16,12 +16,15 @@ import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import numpy as np
 import pytest
 
 from strata.engine.cuda_runner import CudaRunner
+from strata.engine.experts.placement import by_number
+from strata.engine.memory.profile import Profile, write_profile
 from strata.engine.options import Options, Refused
 from strata.engine.pack import open_pack
 from strata.engine.schedule.live import Path as Schedule
@@ -71,15 +74,33 @@ def started(emulated_card, pack, options: Options, first: int = 0, last: int = 0
     return runner, driver
 
 
-@pytest.fixture(scope="module", params=[WHOLE, QUARTER], ids=["whole", "quarter"])
-def plain(request, emulated_card, pack):
+@pytest.fixture(scope="module")
+def order(pack, tmp_path_factory):
+    """A profile, with which prompts borrow slots."""
+    layers, experts = pack.spec.layers, pack.spec.experts
+    path = tmp_path_factory.mktemp("profile") / "order.strp"
+    write_profile(path, Profile(layers, experts, 36, tuple(by_number(layers, experts))))
+    return str(path)
+
+
+@pytest.fixture(scope="module", params=["whole", "quarter", pytest.param("borrowed", marks=pytest.mark.soak)])
+def plain(request, emulated_card, pack, order):
     """Options, what a start asks for, what the request answers."""
-    with emulated_card.plugged_in() as card:
-        runner, driver = started(card, pack, request.param)
+    options = WHOLE if request.param == "whole" else QUARTER
+    if request.param == "borrowed":
+        options = msgspec.structs.replace(QUARTER, expert_profile=order)
+    with (
+        emulated_card.plugged_in() as card,
+        mock.patch("strata.engine.memory.prompt.KEPT_SLOTS", 1),
+        mock.patch("strata.engine.memory.card.RING", 4),
+        mock.patch("strata.engine.experts.plan.STAYS", 10),
+    ):
+        runner, driver = started(card, pack, options)
+        assert (runner._resident.loan is None) == (request.param != "borrowed")
         asked = list(driver.asked)
         tokens = answer(runner)
         assert "a graph" in asked and len(driver.asked) >= len(asked)
-        return request.param, asked, tokens
+        yield options, asked, tokens
 
 
 def outcome(card, pack, options: Options, first: int, last: int, tokens: list[int]) -> str:
