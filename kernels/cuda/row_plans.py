@@ -97,13 +97,14 @@ _ALONE: Final = (
     _Way(24, 1, 30 * _K, 64 * _K), _Way(16, 2, 40 * _K, 32 * _K), _Way(16, 1, 40 * _K, 32 * _K),
     _Way(12, 1, 20 * _K, 32 * _K), *_LEAST,
 )  # fmt: skip
+_MANY_PICKS: Final = (_Way(20, 1, 24 * _K, 64 * _K), *_ALONE)
 _ONE_ROW: Final = {
     "picks": (_Way(24, 1, 24 * _K, 32 * _K), _Way(16, 1, 24 * _K, 32 * _K)),
     DENSE: (_Way(16, 1, 48 * _K, 32 * _K), _Way(16, 1, 22 * _K, 32 * _K)),
     DOWN: (_Way(16, 1, 24 * _K, 32 * _K), _Way(12, 1, 22 * _K, 16 * _K)),
 }
-"""Ways to use shared memory, from most to least; of one row where blocks of the kernel before leave room (H200,
-2026-11-29, windows)."""
+"""Ways to use shared memory, from most to least; of gate and up of many pairs (tile_plans.py, FEWEST_PAIRS); of one row
+where blocks of the kernel before leave room (H200, 2026-11-29, windows)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,7 @@ def row_plan(
     if n * used > MOST_PAIRS or (n > MOST_COLUMNS and not used):
         most = f"{MOST_PAIRS} pairs of a row and an expert" if used else f"{MOST_COLUMNS} rows"
         raise ValueError(f"a product of a window has at most {most}, got {n * max(used, 1)}: send fewer rows")
-    if tile_plans.tiled(card, kind, used, n * used, tuning):
+    if tile_plans.tiled(card, kind, mode, used, n * used, tuning):
         tiles = tile_plans.tile_plan(card, kind, mode, matrix_rows[0], cols, n, used, tuning)
         if tiles is not None:
             return tiles
@@ -241,7 +242,7 @@ def row_plan(
     share = card.shared_multiprocessor * (WITH_TABLE if table_bytes(kind) else WITHOUT_TABLE) // SHARES
     limits = {2: min(share, card.shared_block) - STATIC, 1: card.shared_block - STATIC}
     for beside in (1,) if job.alone else (2, 1):
-        for way in _BESIDE if beside == 2 else _ALONE:
+        for way in _BESIDE if beside == 2 else _MANY_PICKS if job.many_picks else _ALONE:
             plan = job.plan(way)
             if plan.shared <= limits[beside]:
                 return replace(plan, shared=card.apart(plan.shared, plan.blocks)) if tuning.apart else plan
@@ -301,12 +302,17 @@ class _Job:
             return 1
         alone = self.one_row and self.card.roomy and self.mode == DENSE
         each = -(-self.rows // self.card.multiprocessors) * self.cols // CHUNK
-        return self.tuning.lanes or (1 if alone and each >= ENOUGH_TURNS * LANES else 2)
+        return self.tuning.lanes or (1 if self.many_picks or (alone and each >= ENOUGH_TURNS * LANES) else 2)
 
     @property
     def one_row(self) -> bool:
         """Whether the window has one row, or hardly more work."""
         return self.columns == 1 and self.n * self.used < ALONE_PAIRS
+
+    @property
+    def many_picks(self) -> bool:
+        """Whether it is gate and up of so many experts that a block has work for all of its lanes."""
+        return self.mode == GATE_UP and self.n * self.used >= ALONE_PAIRS and self.card.roomy
 
     @property
     def kind_of_row(self) -> str:

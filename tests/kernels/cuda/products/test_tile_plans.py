@@ -16,7 +16,7 @@ from strata.kernels.cuda.row_plans import MOST_COLUMNS, RowPlan, row_plan, side_
 from strata.kernels.cuda.tile_plans import TilePlan, tile_plan, tiled
 from strata.kernels.formats import BY_NAME
 
-TYPES = [name for name in QUANTISED if tiled(CARDS[90], BY_NAME[name], 1, 100)]
+TYPES = [name for name in QUANTISED if tiled(CARDS[90], BY_NAME[name], DOWN, 1, 100)]
 jobs = st.tuples(
     st.sampled_from(TYPES),
     st.sampled_from((GATE_UP, DOWN, PAIRS)),
@@ -62,18 +62,25 @@ def test_no_warp_has_a_tile_more_than_others_could_share(n, warps):
 @pytest.mark.parametrize("n", [4, 8, 12])
 def test_the_plan_of_the_model_keeps_enough_bytes_under_way(mode, rows, cols, n):
     kind = BY_NAME["IQ3_S_CARD" if mode == GATE_UP else "IQ4_NL_CARD"]
-    plan = row_plan(CARDS[90], kind, mode, (rows,), cols, n, 10)
+    plan = row_plan(CARDS[90], kind, mode, (rows,), cols, n, 10, tuning=RowTuning(tiled=True))
     assert isinstance(plan, TilePlan)
     assert plan.shared <= CARDS[90].shared_block - tile_plans.STATIC
-    assert plan.tilers * plan.depth * 16 * kind.row_bytes(cols) >= 112 << 10
+    assert plan.tilers * plan.depth * 16 * kind.row_bytes(cols) >= 72 << 10
     assert n > MOST_COLUMNS or side_plan(CARDS[90], plan, BY_NAME["Q8_0"], mode, rows, cols, n) is not None
+
+
+@pytest.mark.parametrize("n", [4, 8])
+def test_the_shared_expert_has_room_beside_gate_and_up_of_several_rows(n):
+    plan = row_plan(CARDS[90], BY_NAME["IQ3_S_CARD"], GATE_UP, (640,), 2560, n, 10)
+    assert isinstance(plan, RowPlan) and (plan.lanes, plan.warps, plan.depth) == (1, 20, 1)
+    assert side_plan(CARDS[90], plan, BY_NAME["Q8_0"], GATE_UP, 640, 2560, n) is not None
 
 
 @pytest.mark.parametrize(
     "arch, name, n, used", [(90, "IQ3_S_CARD", 1, 10), (90, "Q6_K", 8, 10), (90, "Q4_K", 8, 10), (89, "IQ3_S", 8, 10)]
 )
 def test_few_pairs_other_types_and_small_cards_are_not_cut_into_tiles(arch, name, n, used):
-    plan = row_plan(CARDS[arch], BY_NAME[name], GATE_UP, (640,), 2560, n, used)
+    plan = row_plan(CARDS[arch], BY_NAME[name], DOWN, (2560,), 768, n, used)
     assert not isinstance(plan, TilePlan)
 
 

@@ -12,7 +12,7 @@ from strata.kernels.cuda.plans import DOWN, GATE_UP, PAIRS
 @pytest.fixture
 def launched(monkeypatch, host_loader):
     """Every mixture goes by tiles, on a card that no other test has: plans are kept. The constants of its launches."""
-    monkeypatch.setattr(tile_plans, "FEWEST_PAIRS", 1)
+    monkeypatch.setattr(tile_plans, "FEWEST_PAIRS", dict.fromkeys((GATE_UP, DOWN, PAIRS), 1))
     seen = []
 
     def use(arch: int, multiprocessors: int = 5) -> list[dict[str, int | str]]:
