@@ -49,4 +49,4 @@ def test_an_8_gb_card_reads_in_longer_chunks_and_keeps_its_reserve(start):
     loan, free = start.loan, start.device.memory().free
     assert loan is not None and loan.plan.chunk >= start.chunk >= 1.5 * loan.plan.plain
     assert loan.stays == 512 and loan.plan.lent_bytes > 250 * MIB
-    assert RESERVE_MIB <= free / MIB < RESERVE_MIB + 24
+    assert RESERVE_MIB <= free / MIB < RESERVE_MIB + 100, "pieces lie there whole, so a step's worth may stay"

@@ -116,6 +116,16 @@ def test_a_card_that_holds_everything_has_no_experts_in_ram(planned):
     assert plan.shortfalls == ()
 
 
+@pytest.mark.parametrize(("vram", "more", "chunks"), [(8151, 3.0, 1.3), (12_288, 1.2, 4.0)])
+def test_a_card_whose_prompts_borrow_slots_has_more_experts_and_longer_chunks(planned, vram, more, chunks):
+    line = f"--device cuda --vram-limit-mib {vram} --ram-limit-mib 120000 --max-context 32768 --kv int8 PROFILE"
+    (_, _, lends), (_, _, owns) = planned(line), planned(f"{line} --no-prefill-borrow")
+    assert (lends.card.way, owns.card.way) == ("borrowed", "own, stepped down")
+    assert len(lends.card.slots) > more * len(owns.card.slots)
+    assert lends.card.layout.chunk > chunks * owns.card.layout.chunk - 1
+    assert lends.card.free >= 700 * MIB
+
+
 @pytest.mark.parametrize("extra", ["", "--batch 4", "--batch 3 SLOTS", "--ple-io vram", "--mmap-experts"])
 @pytest.mark.parametrize("vram", [8151, 12_288, 32_607, 90_000])
 def test_the_lines_of_a_place_add_up_to_what_is_there(planned, vram, extra):
