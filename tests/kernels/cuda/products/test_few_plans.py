@@ -45,7 +45,7 @@ def test_few_rows_go_to_warps_and_many_to_tiles():
 
     assert isinstance(of(DENSE, 16384, 2560, 64), FewPlan) and isinstance(of(DENSE, 16384, 2560, 65), PromptPlan)
     assert isinstance(of(DENSE, 320, 10240, 512), FewPlan) and isinstance(of(DENSE, 320, 10240, 513), PromptPlan)
-    assert isinstance(of(PAIRS, 2560, 512, 16), FewPlan) and isinstance(of(PAIRS, 2560, 512, 17), PromptPlan)
+    assert isinstance(of(PAIRS, 2560, 512, 24), FewPlan) and isinstance(of(PAIRS, 2560, 512, 25), PromptPlan)
     old = replace(H200, arch=75)
     assert isinstance(of(PAIRS, 2560, 512, 4, old), PromptPlan), "its copies are waited for"
 
