@@ -47,9 +47,16 @@ def check(**arrays: tuple[Array, str, type[np.generic]]) -> dict[str, int]:
                 continue
             bound = ", ".join(f"{w} = {sizes[w]}" for w, literal, _ in words if literal is None and w in sizes)
             raise ValueError(f"{name} must be ({want}){' with ' + bound if bound else ''}, got {array.shape}")
-        if not array.flags.c_contiguous:
+        if not _is_contiguous(array):
             raise ValueError(f"{name} must be C-contiguous, got strides {array.strides} for {array.shape}")
     return sizes
+
+
+def _is_contiguous(array: Any) -> bool:
+    """CuPy makes an object for `flags` each time, and has the answer beside it."""
+    if isinstance(array, np.ndarray):
+        return bool(array.flags.c_contiguous)
+    return bool(getattr(array, "_c_contiguous", None) or array.flags.c_contiguous)
 
 
 def require(condition: bool, message: str) -> None:

@@ -65,6 +65,10 @@ def hyper_mix(
     left = forms.leave(workspace, u) if whole else forms.NOTHING
     if 0 < n <= rows_at_once and _quantises(hc, n, width):
         left = forms.leave_native(workspace, u)
+    if 0 < n <= rows_at_once:
+        with workspace.scratch():
+            _mix(workspace, x, hc, eps, added, u, beta, left, words)
+        return u, beta
     for begin in range(0, n, rows_at_once):
         rows = slice(begin, min(begin + rows_at_once, n))
         before = None if added is None else (added[0][rows], added[1][rows])
