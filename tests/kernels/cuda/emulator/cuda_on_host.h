@@ -139,9 +139,16 @@ static inline double __dmul_rn(double a, double b) { return a * b; }
 static inline double __ddiv_rn(double a, double b) { return a / b; }
 static inline int __float2int_rn(float v) { return int(__builtin_rintf(v)); }
 static inline float __int2float_rn(int v) { return float(v); }
+typedef char Bytes __attribute__((vector_size(16)));
+typedef short Shorts __attribute__((vector_size(16)));
+typedef int Ints __attribute__((vector_size(16)));
+constexpr Bytes NO_BYTES = {};
+// The low 8 bytes as numbers of 16 bits.
+static inline Shorts widened(Bytes v) { return Shorts(__builtin_ia32_punpcklbw128(NO_BYTES, v)) >> 8; }
+static inline Shorts widened_unsigned(Bytes v) { return Shorts(__builtin_ia32_punpcklbw128(v, NO_BYTES)); }
 static inline int __dp4a(int a, int b, int c) {
-    for (int i = 0; i < 4; i++) c += int(int8_t(a >> 8 * i)) * int(int8_t(b >> 8 * i));
-    return c;
+    const Ints sums = __builtin_ia32_pmaddwd128(widened(Bytes(Ints{a})), widened(Bytes(Ints{b})));
+    return c + sums[0] + sums[1];
 }
 static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned n) {
     return unsigned(((uint64_t(high) << 32) | low) >> (n & 31));
@@ -184,17 +191,11 @@ inline void copy_later(unsigned to, const void* from, int n) {
     self->open++;
 }
 
-// The sum of products of 16 int8 each, two at a time in 16 bits.
-typedef char Bytes __attribute__((vector_size(16)));
-typedef short Shorts __attribute__((vector_size(16)));
-typedef int Ints __attribute__((vector_size(16)));
+// Sums of products of 16 int8 each, four of them to a sum.
 inline Ints products(Bytes x, Bytes y) {
-    const Bytes none = {};
-    const Shorts low_x = Shorts(__builtin_ia32_punpcklbw128(none, x)) >> 8;
-    const Shorts low_y = Shorts(__builtin_ia32_punpcklbw128(none, y)) >> 8;
-    const Shorts high_x = Shorts(__builtin_ia32_punpckhbw128(none, x)) >> 8;
-    const Shorts high_y = Shorts(__builtin_ia32_punpckhbw128(none, y)) >> 8;
-    return __builtin_ia32_pmaddwd128(low_x, low_y) + __builtin_ia32_pmaddwd128(high_x, high_y);
+    const Shorts high_x = Shorts(__builtin_ia32_punpckhbw128(NO_BYTES, x)) >> 8;
+    const Shorts high_y = Shorts(__builtin_ia32_punpckhbw128(NO_BYTES, y)) >> 8;
+    return __builtin_ia32_pmaddwd128(widened(x), widened(y)) + __builtin_ia32_pmaddwd128(high_x, high_y);
 }
 
 // c (16 x 8) += a (16 x 4 W) * b (4 W x 8) of int8 over the fragments of a warp, W words a row and register.
@@ -220,8 +221,8 @@ inline void multiply(int* d, const unsigned* a, const unsigned* b, const int* c)
 }  // namespace emulated
 
 static inline void ptx_dp4a_u32_s32(int& r, unsigned a, unsigned b, int c) {
-    for (int i = 0; i < 4; i++) c += int(uint8_t(a >> 8 * i)) * int(int8_t(b >> 8 * i));
-    r = c;
+    const Ints sums = __builtin_ia32_pmaddwd128(widened_unsigned(Bytes(Ints{int(a)})), widened(Bytes(Ints{int(b)})));
+    r = c + sums[0] + sums[1];
 }
 static inline void ptx_prmt_b32(unsigned& r, unsigned a, unsigned b, unsigned pick) {
     const uint64_t all = uint64_t(b) << 32 | a;
