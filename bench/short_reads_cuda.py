@@ -13,6 +13,9 @@ Errors   exit code 1 and the ways when a bit differs
 from __future__ import annotations
 
 import argparse
+import cProfile
+import io
+import pstats
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +47,8 @@ TILES: Final[dict[str, dict[str, int]]] = {
     "pass, experts of 32 rows by warps": {"MOST_EACH": 32},
 }
 RUNS: Final = 3
+PROFILED: Final = 40
+"""Functions of a profile of the host."""
 
 Timed = tuple[float, float, bytes]
 """Milliseconds of a read, those until it is queued, its logits."""
@@ -113,6 +118,16 @@ class Reads:
         return self._timed(n, work)
 
 
+def host_profile(reads: Reads, n: int) -> str:
+    """Where the host's time of a pass goes, by function: it is what a pass of a few tokens waits for."""
+    reads.one_pass(n)
+    profile, said = cProfile.Profile(), io.StringIO()
+    for _ in range(RUNS):
+        profile.runcall(reads.one_pass, n)
+    pstats.Stats(profile, stream=said).sort_stats("tottime").print_stats(PROFILED)
+    return said.getvalue()
+
+
 def measure(reads: Reads, lengths: list[int], console: Console) -> tuple[list[Record], list[str]]:
     """The records of all ways, and those that differ in a bit."""
     records, wrong = [], []
@@ -142,10 +157,13 @@ def main() -> int:
     parser.add_argument("--pack", type=Path, required=True, help="the GGUF file")
     parser.add_argument("--lengths", type=int, nargs="*", default=list(LENGTHS), help="tokens of the reads")
     parser.add_argument("--depth", type=int, default=30000, help="tokens held, for a second table (30000); 0: none")
+    parser.add_argument(
+        "--host-profile", type=int, default=0, metavar="N", help="and the host's functions in a pass of N"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     args = parser.parse_args()
     pack, console = open_pack(args.pack), Console()
-    context = str(args.depth + max(args.lengths) + 64)
+    context = str(args.depth + max(*args.lengths, *LENGTHS) + 64)
     argv = ["--serve", "--pack", str(args.pack), "--device", "cuda", "--max-context", context, "--batch", "2"]
     runner = CudaRunner(pack, fitted(parse(argv), pack.spec))
     runner.warm()
@@ -156,6 +174,8 @@ def main() -> int:
         deep = measure(Reads(runner, args.depth), few, console)
         records, wrong = records + deep[0], wrong + deep[1]
     flags = {"depth": args.depth, "short": runner.short.most, "chunk": runner.chunk}
+    if args.host_profile:
+        console.print(host_profile(Reads(runner, 0), args.host_profile), highlight=False, markup=False)
     report = Report(tool="short_reads_cuda", records=records, flags=flags, pack=pack_facts(args.pack))
     show(report, console)
     if args.json:

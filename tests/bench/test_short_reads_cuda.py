@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from strata.bench import short_reads_cuda
-from strata.bench.short_reads_cuda import Reads, measure
+from strata.bench.short_reads_cuda import Reads, host_profile, measure
 from strata.engine.cuda_runner import CudaRunner
 from strata.engine.options import Options
 
@@ -41,3 +41,7 @@ def test_a_way_with_other_bits_is_named(reads, monkeypatch):
     monkeypatch.setattr(reads, "windows", other)
     monkeypatch.setattr(short_reads_cuda, "TILES", {})
     assert measure(reads, [18], Console())[1] == ["pass of 18 behind 30"]
+
+
+def test_a_profile_of_the_host_names_its_functions(reads):
+    assert "arguments.py" in host_profile(reads, 18)
