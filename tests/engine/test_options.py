@@ -223,7 +223,7 @@ def test_a_chunk_of_the_command_line_fits_a_forward_pass():
         (["--plan", "--vram-reserve-mib", "little"], "--vram-reserve-mib: wants a whole number from 0 to"),
         (["--prefill-head-alias"], "--prefill-head-alias: there is no card on the host; leave it out, or use --device"),
         (["--expert-cache", "9"], "--expert-cache: there is no card on the host; leave it out, or use --device cuda"),
-        (["--resident-experts"], "--resident-experts: there is no card on the host; leave it out, or use --device cuda"),
+        (["--resident-experts"], "--resident-experts: there is no card on the host; leave it out, or use --device"),
         (["--resident-budget-gib", "9"], "--resident-budget-gib: there is no card on the host; leave it out, or use"),
         (["--expert-profile", "hot"], "--expert-profile: there is no card on the host; leave it out, or use --device"),
         (
