@@ -9,6 +9,7 @@ Streams      file descriptor 1 becomes the log's before anything else runs, the 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -107,6 +108,8 @@ def _serve(pack: Pack, options: Options, out: int) -> int:
     log(f"{pack.path.name}: {pack.n_bytes / 2**20:.0f} MiB, loading; a first start also compiles the kernels")
     runner = _runner(pack, options)
     runner.warm()
+    gc.collect()
+    gc.freeze()  # what the start has made stays: no request waits while it is searched for garbage
     inbox = Inbox(_STDIN)
     conversations = _conversations(runner, pack, options)
     path = _path(runner, conversations, pack, options)
