@@ -325,7 +325,12 @@ class Resident:
         most = min(self.chunk, WARM_ROWS)
         self.state.reserve(0, most)
         for rows in (*prompt_sizes(most), most):
+            if self.loan is not None:
+                self.loan.lend(rows)
             self._prompt(rows, 1)
+        if self.loan is not None:
+            self.loan.over()
+            self.loan.before_window()
 
     def _warm_drafts(self) -> None:
         """Capture the verify windows of one sequence, and what goes with them."""

@@ -185,6 +185,15 @@ def test_slots_that_decode_between_chunks_say_what_they_say_alone(any_card, pack
     twins_are_slots(runner)
 
 
+def test_a_start_that_times_short_reads_gives_back_what_they_borrow(any_card, pack, order, wanted):
+    """Its passes are longer than what has memory of its own; windows are captured before and behind them."""
+    runner = made(any_card(), pack, order, short_read=64)
+    assert lending_of(runner).reads == 0
+    twins_are_slots(runner)
+    assert texts(runner) == wanted
+    twins_are_slots(runner)
+
+
 @pytest.mark.parametrize("how", ["stop", "yield"])
 def test_a_read_that_is_given_up_gives_its_slots_back_and_the_next_one_says_the_same(any_card, pack, order, how):
     runner = made(any_card(), pack, order, batch=2)
