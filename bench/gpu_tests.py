@@ -67,7 +67,7 @@ def sampled(paths: Sequence[str], every: int) -> list[str]:
 
 def parts(only: Sequence[str], workers: int, sanitize: bool, every: int = 1) -> list[Part]:
     """Raises FileNotFoundError when the sanitizer is not there."""
-    shared = ("-n", str(workers)) if workers > 1 else ()
+    shared = ("-n", str(workers), "--dist", "loadgroup") if workers > 1 else ()
     if sanitize:
         program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
         if not program:

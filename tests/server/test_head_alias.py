@@ -22,7 +22,8 @@ from strata.server.link import Patience
 from strata.server.process import Launch
 from strata.server.settings import Settings
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("head alias")]
+"""In one process: the engine that the second test asks is the one that the first has seen restart."""
 
 ENGINE = Path(__file__).resolve().parents[1] / "engine" / "device" / "lending_engine.py"
 OPTIONS = (
