@@ -26,7 +26,11 @@ def test_a_failed_test_fails_the_check_of_its_file_and_says_why(tmp_path: Path):
 
 def test_tests_that_take_a_whole_card_are_not_run_beside_others():
     kernels, rest, alone = parts((), workers=4, sanitize=False)
-    assert kernels.paths == (KERNELS,) and kernels.words == rest.words == ("-n", "4", "--dist", "loadgroup") and not alone.words
+    assert (
+        kernels.paths == (KERNELS,)
+        and kernels.words == rest.words == ("-n", "4", "--dist", "loadgroup")
+        and not alone.words
+    )
     assert rest.paths == alone.paths == REST and "not whole_card" in rest.marks and "not" not in alone.marks
     (only,) = parts([f"{KERNELS}/test_norm.py"], workers=1, sanitize=False)
     assert only.paths == (f"{KERNELS}/test_norm.py",) and not only.words
