@@ -3,8 +3,9 @@
 A window with drafts takes longer and may give more tokens. How long a token takes without drafts is measured for all
 requests (`PlainTimes`), since a window's time hardly depends on the text. A request with drafts keeps a balance: what
 each window gained or lost against its tokens without drafts, in such tokens. When it has lost LOSS, it goes on without,
-and tries again later, each time after twice as many windows. So a try costs LOSS tokens of time and the window that
-passes it, whatever the text is like.
+and so do the requests after it; a try comes later, each time after twice as many windows, until one has paid. So a try
+costs LOSS tokens of time and the window that passes it, whatever the texts are like, and short answers do not pay for
+one each.
 
 Units    milliseconds of any clock; a `key` tells apart what cannot be compared: how many sequences a window has
 """
@@ -28,7 +29,8 @@ first ones come sooner."""
 PROBES: Final = 2
 """How many of them, and at most twice as many windows."""
 FIRST_REST: Final = 256
-"""Windows without drafts before the second try."""
+MOST_REST: Final = 4096
+"""Windows without drafts before the second try, and before any."""
 OUTLIER: Final = 3.0
 """A window of so many times the usual is counted as so many: another program had the machine, a graph was captured."""
 FIRST_OUTLIER: Final = 12.0
@@ -57,13 +59,12 @@ class PlainTimes:
 
 
 class Payoff:
-    """Of one request, or of all slots together. `times` is shared.
+    """Of the requests of the solo path, one after another, or of all slots together. `times` may be shared.
 
-    begin        tokens of time that the request before had lost: the next one is believed only half of a try
     off          whether drafts are off · turned_off: how often they were turned off
     """
 
-    def __init__(self, times: PlainTimes, begin: float = 0.0) -> None:
+    def __init__(self, times: PlainTimes) -> None:
         self._times = times
         self._rest = FIRST_REST
         self._left = 0
@@ -71,9 +72,13 @@ class Payoff:
         self._since = 0  # windows with drafts since others were measured
         self._probes = 0.0
         self._least = float("inf")
-        self.balance = max(-LOSS, min(0.0, begin)) / 2
+        self.balance = 0.0
         self.off = False
         self.turned_off = 0
+
+    def next_request(self) -> None:
+        """Another text begins: what the last one has gained is not its own, what that has lost is half believed."""
+        self.balance = min(0.0, self.balance) / 2
 
     def wants(self, key: int) -> bool:
         """Whether the next window has drafts."""
@@ -102,8 +107,10 @@ class Payoff:
         gained = tokens - min(ms, OUTLIER * self._least) / plain
         self.balance = min(self.balance + gained, SAVED)
         if self.balance > -LOSS:
+            if self.balance == SAVED:
+                self._rest = FIRST_REST
             return False
-        self.off, self._left, self._rest = True, self._rest, 2 * self._rest
+        self.off, self._left, self._rest = True, self._rest, min(2 * self._rest, MOST_REST)
         self.turned_off += 1
         return True
 

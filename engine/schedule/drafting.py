@@ -49,17 +49,14 @@ class SoloDrafting:
         self._end_ids = end_ids
         self._clock = clock
         self._window_times = WindowTimes()
-        self._balance = 0.0
+        self._payoff = Payoff(self.times)
         self._drafts: Drafts | None = None
 
     def begin(self, min_p: float | None = None) -> Drafts:
         """A request begins; min_p: its own bar."""
-        before = self._drafts
-        if before is not None:
-            self._balance = before.payoff.balance
-        payoff = Payoff(self.times, self._balance)
-        reach = Reach(self._window_times, None if before is None else before.reach)
-        self._drafts = Drafts(payoff, reach, self._rules.min_p if min_p is None else min_p)
+        self._payoff.next_request()
+        reach = Reach(self._window_times, None if self._drafts is None else self._drafts.reach)
+        self._drafts = Drafts(self._payoff, reach, self._rules.min_p if min_p is None else min_p)
         return self._drafts
 
     def window(self, drafts: Drafts, row: Row, n_left: int) -> list[int]:

@@ -47,10 +47,33 @@ def test_drafts_that_do_not_pay_end_after_a_try_and_come_back_less_and_less():
 
 
 def test_the_request_after_one_that_lost_is_tried_more_shortly():
-    first = Payoff(calibrated())
-    run(first, 100, 1.25, [1])
-    _, windows = run(Payoff(calibrated(), first.balance), 100, 1.25, [1])
-    assert windows == int(LOSS / 0.25 / 2)
+    payoff, tries = Payoff(calibrated()), int(LOSS / 0.25)
+    run(payoff, tries - 2, 1.25, [1])
+    assert not payoff.off
+    payoff.next_request()
+    _, windows = run(payoff, 100, 1.25, [1])
+    assert payoff.off and windows < tries
+
+
+def test_short_answers_do_not_pay_for_a_try_each():
+    payoff, ms, tokens = Payoff(calibrated()), 0.0, 20
+    for _ in range(100):
+        payoff.next_request()
+        ms += run(payoff, tokens, 1.5, [1])[0]
+    assert ms < 100 * tokens * 1.01
+
+
+def test_texts_that_follow_well_are_tried_again_soon_after_one_that_did_not():
+    payoff = Payoff(calibrated())
+    for _ in range(3):
+        run(payoff, 3 * FIRST_REST, 1.5, [1])
+        payoff.next_request()
+    run(payoff, 40 * FIRST_REST, 1.2, [3])
+    assert not payoff.off
+    run(payoff, 60, 2.9, [1])
+    assert payoff.off
+    _, windows = run(payoff, 2 * FIRST_REST, 1.2, [3])
+    assert windows > 50
 
 
 @settings(deadline=None)
