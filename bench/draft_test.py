@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from pathlib import Path
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -83,7 +83,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
         for task in args.tasks:
             places = [i for i, problem in enumerate(todo) if problem.sample.task == task]
             note(findings, f"{task}, {name}", withal.of(places), without.of(places), args.floor)
-    flags = {"n": args.n, "batch": args.batch, "max_new": args.max_new, "drafts": " ".join(Path(w).name for w in args.drafts)}
+    flags = {
+        "n": args.n,
+        "batch": args.batch,
+        "max_new": args.max_new,
+        "drafts": " ".join(Path(w).name for w in args.drafts),
+    }
     flags |= {"device": device, "extra": " ".join(args.extra)}
     return finish(findings.report(TOOL, launch, flags), args.json, console)
 
