@@ -26,7 +26,8 @@ _POINTER: Final = np.uint64
 _INT: Final = np.int32
 
 MATRIX: Final = np.dtype([("data", _POINTER), ("out", _POINTER), ("rows", _INT), ("last_tile", _INT)], align=True)
-_MATRIX: Final = struct.Struct("<QQii")
+_MATRICES: Final = tuple(struct.Struct("<" + n * "QQii") for n in range(MATRICES + 1))
+"""As many of them as a launch has."""
 
 
 def structure(pointers: Sequence[str], integers: Sequence[str]) -> np.dtype[Any]:
@@ -58,36 +59,36 @@ def address(array: DeviceArray | None) -> int:
     """Where an array begins on its device."""
     if array is None:
         return 0
-    if isinstance(array, np.ndarray):
-        return int(array.ctypes.data)
-    return int(array.data.ptr)
+    return int(array.ctypes.data) if isinstance(array, np.ndarray) else int(array.data.ptr)
 
 
 def fill(kind: np.dtype[Any], **values: Any) -> np.ndarray:
     """One struct; arrays are entered by their addresses."""
-    layout, names = _layout(kind)
-    if not values.keys() <= names.keys():
-        raise ValueError(f"there are no arguments {', '.join(values.keys() - names.keys())}")
+    layout, zeros = _layout(kind)
+    entered = zeros | values
+    if len(entered) != len(zeros):
+        raise ValueError(f"there are no arguments {', '.join(values.keys() - zeros.keys())}")
     buffer = bytearray(layout.size)
-    entered = (values.get(name, 0) for name in names)
-    layout.pack_into(buffer, 0, *[value if isinstance(value, int) else address(value) for value in entered])
+    layout.pack_into(buffer, 0, *[v if isinstance(v, int) else address(v) for v in entered.values()])
     return np.ndarray((), kind, buffer)
 
 
 @cache
-def _layout(kind: np.dtype[Any]) -> tuple[struct.Struct, dict[str, str]]:
-    """How the fields behind the matrices are packed, and their names: some microseconds less than NumPy takes."""
+def _layout(kind: np.dtype[Any]) -> tuple[struct.Struct, dict[str, Any]]:
+    """How the fields behind the matrices are packed, and 0 for each: some microseconds less than NumPy takes."""
     names = {name: "Q" if kind[name] == _POINTER else "i" for name in (kind.names or ())[1:]}
     packed = f"<{kind['matrix'].itemsize}x{''.join(names.values())}"
-    return struct.Struct(f"{packed}{kind.itemsize - struct.calcsize(packed)}x"), names
+    return struct.Struct(f"{packed}{kind.itemsize - struct.calcsize(packed)}x"), dict.fromkeys(names, 0)
 
 
 def enter_matrices(arguments: Any, matrices: Sequence[tuple[int, DeviceArray, int]], rows_of_a_tile: int) -> int:
     """Enter (address, output, rows) of each matrix into what `fill` has made; returns the tiles of all."""
     tiles = 0
-    for i, (data, out, rows) in enumerate(matrices):
+    entered: list[int] = []
+    for data, out, rows in matrices:
         tiles += -(-rows // rows_of_a_tile)
-        _MATRIX.pack_into(arguments.base, i * MATRIX.itemsize, data, address(out), rows, tiles)
+        entered += (data, address(out), rows, tiles)
+    _MATRICES[len(matrices)].pack_into(arguments.base, 0, *entered)
     return tiles
 
 

@@ -65,22 +65,14 @@ def of_window(name: str) -> bool:
     return not _PROMPTS.search(name)
 
 
-def _pointer(array: Any) -> int:
-    return 0 if array is None else int(array.data.ptr)
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _packing(argument: Any) -> tuple[str, Callable[[Any], Any]]:
-    """How an argument is packed: its code for `struct`, and the value of that code."""
+def _packing(argument: Any) -> str:
+    """How an argument is packed: its code for `struct`."""
     if isinstance(argument, np.generic):
         codes = _CODES if argument.dtype.itemsize == np.dtype(np.int32).itemsize else _WIDE
-        return codes[argument.dtype.kind], _same
+        return codes[argument.dtype.kind]
     if isinstance(argument, np.ndarray):
-        return f"{argument.nbytes}s", np.ndarray.tobytes
-    return "P", _pointer
+        return f"{argument.nbytes}s"
+    return "P"
 
 
 class Kernel:
@@ -99,8 +91,9 @@ class Kernel:
         self._stream = stream
         self._shared = 0
         self._attribute = ctypes.create_string_buffer(_ATTRIBUTE.pack(_SERIALIZATION, 1))
-        self._attributes = ctypes.addressof(self._attribute)
         self._config = ctypes.create_string_buffer(_CONFIG.size)
+        self._config_at = ctypes.addressof(self._config)
+        self._configured: tuple[Any, ...] = ()
         self._arguments: _Arguments | None = None
         self._launch = _driver().cuLaunchKernelEx
         if name in CACHES or of_window(name):
@@ -116,38 +109,50 @@ class Kernel:
     ) -> None:
         if self._arguments is None:
             self._arguments = _Arguments(args)
+        asked = grid, block, shared_mem, self._stream(), self.overlapping
+        if asked != self._configured:  # the layers of a pass mostly ask for the same
+            self._configure(*asked)
+            self._configured = asked
+        status = self._launch(self._config_at, self._handle, self._arguments.packed(args), None)
+        if status:
+            raise DeviceError(f"{self.name} {grid} x {block}, {shared_mem} bytes shared: {_error_name(status)}")
+
+    def _configure(
+        self, grid: tuple[int, ...], block: tuple[int, ...], shared_mem: int, stream: int, overlapping: bool
+    ) -> None:
         if shared_mem > self._shared:  # more than a block has without asking, or asked for before
             self._function.max_dynamic_shared_size_bytes = shared_mem
             self._shared = shared_mem
         sizes = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
-        attributes = self._attributes, self.overlapping
-        _CONFIG.pack_into(self._config, 0, *sizes[0], *sizes[1], shared_mem, self._stream(), *attributes)
-        pointers = self._arguments.packed(args)
-        status = self._launch(ctypes.addressof(self._config), self._handle, pointers, None)
-        if status:
-            raise DeviceError(f"{self.name} {grid} x {block}, {shared_mem} bytes shared: {_error_name(status)}")
+        attributes = ctypes.addressof(self._attribute), overlapping
+        _CONFIG.pack_into(self._config, 0, *sizes[0], *sizes[1], shared_mem, stream, *attributes)
 
 
 class _Arguments:
     """A buffer for a kernel's arguments, and where each lies in it."""
 
     def __init__(self, args: tuple[Any, ...]) -> None:
-        ways = [_packing(a) for a in args]
-        self._layout = struct.Struct("@" + "".join(code for code, _ in ways))
-        self._values = [value for _, value in ways]
+        codes = [_packing(a) for a in args]
+        self._layout = struct.Struct("@" + "".join(codes))
+        self._arrays = tuple(i for i, code in enumerate(codes) if code == "P")
+        self._structs = tuple(i for i, code in enumerate(codes) if code.endswith("s"))
         self._buffer = ctypes.create_string_buffer(max(self._layout.size, 1))
         first, places = ctypes.addressof(self._buffer), []
-        for i, (code, _) in enumerate(ways):
-            end = struct.calcsize("@" + "".join(c for c, _ in ways[: i + 1]))
+        for i, code in enumerate(codes):
+            end = struct.calcsize("@" + "".join(codes[: i + 1]))
             places.append(first + end - struct.calcsize(f"@{code}"))
         self._pointers = (ctypes.c_void_p * max(len(places), 1))(*places)
         self._address = ctypes.addressof(self._pointers)
 
     def packed(self, args: tuple[Any, ...]) -> int:
         """Enter the arguments of a launch; the address of the list of pointers to them."""
-        self._layout.pack_into(
-            self._buffer, 0, *[value(argument) for value, argument in zip(self._values, args, strict=True)]
-        )
+        values = list(args)
+        for i in self._arrays:
+            array = values[i]
+            values[i] = 0 if array is None else array.data.ptr
+        for i in self._structs:
+            values[i] = values[i].tobytes()
+        self._layout.pack_into(self._buffer, 0, *values)
         return self._address
 
 

@@ -101,3 +101,33 @@ def test_a_struct_and_a_null_pointer_are_passed():
         ctypes.string_at(first, struct.nbytes) == struct.tobytes()
         and ctypes.c_void_p.from_address(second).value is None
     )
+
+
+class Function:
+    """CuPy's function of a kernel."""
+
+    max_dynamic_shared_size_bytes = preferred_shared_memory_carveout = 0
+
+    class kernel:
+        ptr = 1
+
+
+def test_a_launch_is_not_made_with_the_grid_or_the_stream_of_the_one_before(monkeypatch: pytest.MonkeyPatch):
+    launched: list[tuple[int, ...]] = []
+
+    class Driver:
+        @staticmethod
+        def cuLaunchKernelEx(config: int, handle: int, pointers: int, extra: None) -> int:
+            found = Config.from_address(config)
+            shape = [getattr(found, f"size{i}") for i in range(6)]
+            launched.append((*shape, found.shared, found.stream or 0))
+            return 0
+
+    streams = iter([5, 5, 5, 5, 6])
+    monkeypatch.setattr(kernel, "_driver", lambda: Driver)
+    tested = kernel.Kernel(Function(), "tested", lambda: next(streams), True)
+    for grid, block, shared in [((2,), (32,), 0), ((2,), (32,), 0), ((2, 3), (32,), 0), ((2, 3), (32,), 64)]:
+        tested(grid, block, (np.int32(1),), shared_mem=shared)
+    tested((2, 3), (32,), (np.int32(1),), shared_mem=64)
+    first = (2, 1, 1, 32, 1, 1, 0, 5)
+    assert launched == [first, first, (2, 3, *first[2:]), (2, 3, 1, 32, 1, 1, 64, 5), (2, 3, 1, 32, 1, 1, 64, 6)]
