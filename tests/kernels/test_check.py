@@ -33,6 +33,14 @@ def test_what_does_not_fit_is_named_with_the_wanted_and_the_given(array, want, m
     assert str(refused.value) == message
 
 
+def test_what_a_caller_does_with_the_sizes_does_not_reach_the_next_check():
+    x = np.zeros((2, 4), F)
+    check(x=(x, "n H", F)).pop("n")
+    assert check(x=(x, "n H", F)) == {"n": 2, "H": 4}
+    with pytest.raises(ValueError, match="C-contiguous"):
+        check(x=(np.zeros((4, 2), F).T, "n H", F))
+
+
 def test_segments_that_cover_all_rows_in_order_are_accepted():
     check_segments(np.array([(2, 0, 1), (0, 1, 4)], np.int32), 4, 3)
     check_segments(np.empty((0, 3), np.int32), 0, 3)
