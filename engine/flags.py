@@ -199,11 +199,11 @@ _WORKING: Final = (
     _works(
         CACHE,
         "--pcie-frac F or auto",
-        "1",
+        "auto",
         share_or_auto,
         "of the experts that a window needs and VRAM does not hold, the share that the card reads over PCIe; the "
-        "processor computes the others meanwhile. auto: as fast as both are when the engine starts. Never changes the "
-        "text",
+        "processor computes the others meanwhile. auto: by what both are measured at; 1 leaves the processor alone. Never "
+        "changes the text",
     ),
     _works(
         TIER,

@@ -29,7 +29,7 @@ _FOR_A_CACHE: Final = (
     ("--expert-cache", "auto"),
     ("--expert-profile", "none"),
     ("--expert-profile-save", "none"),
-    ("--pcie-frac", "1"),
+    ("--pcie-frac", "auto"),
     ("--prefill-head-alias", "off"),
     ("--resident-experts", "off"),
     ("--resident-cpu-experts", "off"),
@@ -103,7 +103,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     expert_profile: str = "none"
     expert_profile_save: str = "none"
     expert_profile_save_every: int = 10
-    pcie_frac: float = 1.0
+    pcie_frac: float = -1.0
     adapt_every: int = 4
     adapt_swaps: int = 96
     adapt_decay: float = 0.7

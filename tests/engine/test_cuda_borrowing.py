@@ -24,7 +24,7 @@ from strata.kernels.ops import Sampling
 from strata.protocol.lines import Admitted, Done, SlotToken, Token, Yielded
 
 CONTEXT, CHUNK, STAYS, SLOTS = 80, 22, 10, 36
-OPTIONS = Options(pack="", max_context=CONTEXT, prefill=CHUNK, device="cuda", verify_accounts=True)
+OPTIONS = Options(pack="", max_context=CONTEXT, prefill=CHUNK, device="cuda", verify_accounts=True, pcie_frac=1.0)
 DRAWN = Sampling(temperature=1.0, top_k=40, seed=5)
 STREAMS, IN_PLACE = STAYS + 1, 1 << 20
 LENGTHS = (STAYS, STAYS + 1, CHUNK + 1, 2 * CHUNK + 9)

@@ -28,8 +28,9 @@ from strata.protocol.lines import Done, Token
 ENGINE = FilePath(__file__).with_name("device") / "lending_engine.py"
 CONTEXT, CHUNK, STAYS = 80, 22, 10
 OPTIONS = Options(
-    pack="", max_context=CONTEXT, prefill=CHUNK, device="cuda", short_read=0, expert_cache=1, verify_accounts=True
-)
+    pack="", max_context=CONTEXT, prefill=CHUNK, device="cuda", short_read=0, expert_cache=1, pcie_frac=1.0,
+    verify_accounts=True,
+)  # fmt: skip
 DRAWN = Sampling(temperature=1.0, top_k=40, seed=5)
 
 

@@ -68,7 +68,7 @@ def test_defaults_of_the_struct_are_those_that_the_table_shows():
         if not flag.acts or flag.name == "--pack":
             continue
         value = getattr(given, flag.field)
-        own = {"--eos-ids": None, "--mtp": None, "--vram-reserve-mib": -1} | dict.fromkeys(
+        own = {"--eos-ids": None, "--mtp": None, "--vram-reserve-mib": -1, "--pcie-frac": -1} | dict.fromkeys(
             ("--threads", "--prefill", "--prefill-beside", "--max-context", "--expert-cache"), 0
         )
         shown = own.get(flag.name, flag.default)
@@ -86,7 +86,7 @@ def test_every_working_option_reaches_its_field():
         "--suffix-draft 2 --mtp-window 4096 --draft-vocab v.txt --batch-mtp "
         "--plan --json --ram-limit-mib 5000 --kv-resident 30000 "
         "--vram-reserve-mib 0 --expert-cache 100 --expert-profile hot "
-        "--pcie-frac auto --adapt-async 1 --adapt-every 8 --adapt-swaps 9 --adapt-decay 0.5 --adapt-min-gain 2.5 "
+        "--pcie-frac 0.5 --adapt-async 1 --adapt-every 8 --adapt-swaps 9 --adapt-decay 0.5 --adapt-min-gain 2.5 "
         "--resident-experts --resident-cpu-experts "
         "--resident-budget-gib 9 --mmap-experts --no-prefill-borrow --prefill-head-alias"
     )
@@ -131,7 +131,7 @@ def test_every_working_option_reaches_its_field():
         vram_reserve_mib=0,
         expert_cache=100,
         expert_profile="hot",
-        pcie_frac=-1.0,
+        pcie_frac=0.5,
         adapt_async=1,
         adapt_every=8,
         adapt_swaps=9,
