@@ -143,6 +143,24 @@ def _draw_behind(row: Row, i: int) -> Draw:
     return Draw(row.how, row.recent_with(i) if penalises(row.how) else _NOTHING, row.position + i + 1, row.last_n)
 
 
+def asked(options: Options, profile: tuple[tuple[int, int], ...] | None, chunk: int) -> Asked:
+    """What the options want of experts that may not all fit VRAM. profile: (layer, expert), hottest first."""
+    switched = switches(os.environ)
+    return Asked(
+        options.expert_cache,
+        profile,
+        *reserve_of(options),
+        chunk,
+        pcie=options.pcie_share,
+        threads=options.helping_threads,
+        spare=options.spare_places,
+        source=source_of(options, switched),
+        borrow=not (options.no_prefill_borrow or options.prefill_head_alias),
+        own=switched.own,
+        pct=lend_pct(switched.lend_pct, 1.0),
+    )
+
+
 class CudaRunner:
     """`schedule.ports.Runner` on a card. `driver`, `loan`: tests put a card without hardware here, and a plan that its
     small head has something to add to.
@@ -172,7 +190,7 @@ class CudaRunner:
         self._slot = -1  # its slot
         self._solo_hits = Picked()
         chunk = min(options.prefill, options.max_context)
-        profile, switched = profile_of(pack, options), switches(os.environ)
+        profile = profile_of(pack, options)
         try:
             self._device = CudaDevice(options.vram_limit_mib, driver)
             self._resident = Resident(
@@ -189,19 +207,7 @@ class CudaRunner:
                     options.draft_slots,
                     options.draft_context,
                 ),
-                experts=Asked(
-                    options.expert_cache,
-                    profile,
-                    *reserve_of(options),
-                    chunk,
-                    pcie=options.pcie_share,
-                    threads=options.helping_threads,
-                    spare=options.spare_places,
-                    source=source_of(options, switched),
-                    borrow=not (options.no_prefill_borrow or options.prefill_head_alias),
-                    own=switched.own,
-                    pct=lend_pct(switched.lend_pct, 1.0),
-                ),
+                experts=asked(options, profile, chunk),
                 loan=loan if options.prefill_head_alias else None,
                 head_moves=environment.is_on(os.environ.get(environment.HEAD_MOVES)),
             )

@@ -202,8 +202,8 @@ _WORKING: Final = (
         "auto",
         share_or_auto,
         "of the experts that a window needs and VRAM does not hold, the share that the card reads over PCIe; the "
-        "processor computes the others meanwhile. auto: by what both are measured at; 1 leaves the processor alone. Never "
-        "changes the text",
+        "processor computes the others meanwhile. auto: by what both are measured at; 1 leaves the processor alone. "
+        "Never changes the text",
     ),
     _works(
         TIER,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -111,28 +112,18 @@ class Resident:
         loan: Planner | None = None,
         head_moves: bool = False,
     ) -> None:
-        self.device = device
-        self._verify = drafts.verify
+        self.device, self._verify, self.store = device, drafts.verify, None
         meter = Meter(device.sides)
-        rope = rope_table(pack.spec, max_context, meter)
-        embedding, head, _ = bind(pack, meter, rope)
-        if drafts.layer is not None:
-            DraftLayer(drafts.layer, meter, rope, (embedding, head))
-
-        def measure(slots: int, checkpoints: int) -> None:
-            StatePool(pack.spec, slots, max_context, kv=kv, memory=meter, n_checkpoints=checkpoints)
-            drafts.pages(slots - 1, kv, meter)
-
+        _measure_weights(pack, drafts, max_context, meter)
+        measure = partial(_measure_state, pack.spec, drafts, max_context, kv, meter)
         measure(n_slots, n_checkpoints)
         self.experts_in_vram, self.expert_bytes = pack.spec.layers * pack.spec.experts, meter.stacks
         self._place_table(meter, table)
         tape = tape_bytes(pack.spec, WINDOW_ROWS, ALIGNMENT) if drafts.verify > 1 else 0
-        more = partial(draft_beside, drafts.spec)
-        tiers = None if experts is None else Tiering(pack, meter, experts, max_context, stream_min, more)
-        if tiers is not None and tiers.fit_whole(self.device.memory().free - self._weights(meter) - meter.state - tape):
-            tiers = None
-        if tiers is not None:
-            meter.weights -= meter.stacks
+        tiers = None
+        if experts is not None:
+            more = partial(draft_beside, drafts.spec)
+            tiers = self._unless_all_fit(Tiering(pack, meter, experts, max_context, stream_min, more), meter, tape)
         if plan is not None:
             room = self._room_for_state(meter) if tiers is None else tiers.room_for_state(self._left(meter))
             planned = plan(max(meter.state, room) - drafts.page_bytes(WINDOW_ROWS, kv))
@@ -143,11 +134,8 @@ class Resident:
         tier_plan = None if tiers is None else tiers.plan(left, self._free_ram(meter), FIXED)
         if tier_plan is None:
             self._choose_forms(meter, left)
-        self.store = None
         lending = loan and self._plan_loan(loan, tiers, tier_plan, left, meter.head, drafts, stream_min)
-        self.loan = None if lending is None else self._lend_head(lending, pack.spec, meter, head_moves)
-        if tier_plan is not None and tier_plan.borrow is not None:
-            self.loan = SlotLoan(device, tier_plan.borrow, (1, pack.spec.streams, pack.spec.hidden))
+        self.loan = self._lend(lending, tier_plan, pack.spec, meter, head_moves)
         self._open_arenas(meter)
         share: Callable[[int], float] = _half
         if tiers is not None and tier_plan is not None:
@@ -157,18 +145,39 @@ class Resident:
         self.state = self.model.new_state(n_slots, kv, n_checkpoints)
         self.drafter = self._drafter(drafts, n_slots - 1, kv)
         if drafts.verify > 1:
-            device.open_tape(tape_bytes(pack.spec, WINDOW_ROWS, ALIGNMENT))
+            device.open_tape(tape)
         self.windows = Windows(self.model, self.state, device, WINDOW_ROWS, self.drafter)
-        device.load()
-        try:
+        with self._loading():
             if self.loan is not None and tiers is not None:
                 self.chunk = self._fit_loan(self.loan, tiers, logits, drafts)
             else:
                 self.chunk = self._fit([n for n in chunks if n <= max_context] or [max_context], logits, reserve, share)
+
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
+        """Weights come meanwhile, and are there afterwards; what fails leaves nothing open."""
+        self.device.load()
+        try:
+            yield
             self._loaded()
         except BaseException:
-            device.close()
+            self.device.close()
             raise
+
+    def _unless_all_fit(self, tiers: Tiering, meter: Meter, tape: int) -> Tiering | None:
+        """None where all experts fit beside the rest; else they are no part of the weights."""
+        if tiers.fit_whole(self.device.memory().free - self._weights(meter) - meter.state - tape):
+            return None
+        meter.weights -= meter.stacks
+        return tiers
+
+    def _lend(
+        self, head: LoanPlan | None, tiers: TierPlan | None, spec: ModelSpec, meter: Meter, head_moves: bool
+    ) -> HeadLoan | SlotLoan | None:
+        """What prompts borrow: the head's memory, or slots of experts."""
+        if tiers is not None and tiers.borrow is not None:
+            return SlotLoan(self.device, tiers.borrow, (1, spec.streams, spec.hidden))
+        return None if head is None else self._lend_head(head, spec, meter, head_moves)
 
     def _loaded(self) -> None:
         """Until the weights are there."""
@@ -447,6 +456,20 @@ def prompt_sizes(chunk: int) -> Iterator[int]:
     while rows < chunk:
         yield rows
         rows += max(1, rows // 10) if chunk >= MANY_CUTS else rows
+
+
+def _measure_weights(pack: Pack, drafts: CardDrafts, max_context: int, meter: Meter) -> None:
+    rope = rope_table(pack.spec, max_context, meter)
+    embedding, head, _ = bind(pack, meter, rope)
+    if drafts.layer is not None:
+        DraftLayer(drafts.layer, meter, rope, (embedding, head))
+
+
+def _measure_state(
+    spec: ModelSpec, drafts: CardDrafts, max_context: int, kv: str, meter: Meter, slots: int, checkpoints: int
+) -> None:
+    StatePool(spec, slots, max_context, kv=kv, memory=meter, n_checkpoints=checkpoints)
+    drafts.pages(slots - 1, kv, meter)
 
 
 def _half(chunk: int) -> float:
