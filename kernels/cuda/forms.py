@@ -27,7 +27,7 @@ _ORDERS: Final = ("NATIVE", "EIGHT", "EVEN_ODD")
 _GROUPS: Final = (16, 32)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Quantized:
     """Activations as int8 in the order of a type: q (n, cols), d (n, cols / 32), sums (n, cols / group) or None."""
 
@@ -36,7 +36,7 @@ class Quantized:
     sums: DeviceArray | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Left:
     by_type: dict[tuple[str, int], Quantized]
 

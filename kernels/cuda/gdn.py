@@ -153,7 +153,7 @@ def gdn(
     return y
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Job:
     """Checked arguments of `gdn`, and its launches. `arrays`: p, z, segments, conv, state; `weights`: as the kernels
     take them, with b and a."""
@@ -202,13 +202,16 @@ class _Job:
         )
         n, heads, d, channels, taps = (size[name] for name in ("n", "V", "D", "channels", "kernel"))
         key_heads, rest = divmod(channels - heads * d, 2 * d)
-        require(d in HEAD_SIZES, f"D must be one of {HEAD_SIZES}, got {d}")
-        require(
-            not rest and key_heads >= 1 and heads % key_heads == 0,
-            f"p must have 2*K*D + V*D channels with V a multiple of K, got {channels} for V = {heads}, D = {d}",
-        )
-        require(2 <= taps <= MOST_TAPS, f"w.conv must have 2 to {MOST_TAPS} taps, got {taps}")
-        require(size["kept"] == taps - 1, f"conv must keep {taps - 1} inputs, got {conv.shape}")
+        if d not in HEAD_SIZES:
+            raise ValueError(f"D must be one of {HEAD_SIZES}, got {d}")
+        if rest or key_heads < 1 or heads % key_heads:
+            raise ValueError(
+                f"p must have 2*K*D + V*D channels with V a multiple of K, got {channels} for V = {heads}, D = {d}"
+            )
+        if not 2 <= taps <= MOST_TAPS:
+            raise ValueError(f"w.conv must have 2 to {MOST_TAPS} taps, got {taps}")
+        if size["kept"] != taps - 1:
+            raise ValueError(f"conv must keep {taps - 1} inputs, got {conv.shape}")
         weights = (w.conv, conv, b, a, w.a, w.dt)
         return cls(w, (p, z, segments, conv, state), weights, gates, n, size["s"], heads, key_heads, d, taps, channels)
 
@@ -226,8 +229,8 @@ class _Job:
         return {"HEAD_SIZE": self.d, "TAPS": self.taps}
 
     @property
-    def _heads(self) -> tuple[Any, Any]:
-        return I32(self.key_heads), I32(self.heads)
+    def _heads(self) -> tuple[int, int]:
+        return self.key_heads, self.heads
 
     def slots_columns(self, whole: bool) -> int:
         """`slots_columns` of this call: 0 for a prompt."""
@@ -268,7 +271,7 @@ class _Job:
         units = -(-(2 * self.key_heads + self.heads) // _WARPS)
         launch(
             "gdn_inputs.cu", "gdn_inputs", (units, -(-self.n // _RUN)), (32 * _WARPS,),
-            p, *self.weights, segments, c, decay, beta, *self._heads, I32(self.n), **self._constants,
+            p, *self.weights, segments, c, decay, beta, *self._heads, self.n, **self._constants,
         )  # fmt: skip
         launch(
             "gdn_scan.cu", "gdn_scan", *self._scan_grid,
@@ -281,5 +284,5 @@ class _Job:
         moved = (p, conv, segments) if self.is_window else (None, None, None)
         launch(
             _SOURCE, "gdn_output", (-(-self.n * self.heads // _WARPS),), (32 * _WARPS,),
-            o, z, self.w.norm, y, *moved, left, I32(self.n), *self._heads, F32(eps), **self._constants,
+            o, z, self.w.norm, y, *moved, left, self.n, *self._heads, eps, **self._constants,
         )  # fmt: skip

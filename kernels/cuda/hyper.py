@@ -14,9 +14,9 @@ from typing import Final
 
 import numpy as np
 
-from strata.kernels.check import check, require
+from strata.kernels.check import check
 from strata.kernels.cuda import forms, hyper_window, plans
-from strata.kernels.cuda.launch import F32, I32, I64, launch
+from strata.kernels.cuda.launch import F32, I64, launch
 from strata.kernels.cuda.product import linear, linear_quantized, quantize, room_for_quantized
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.ops import LANES, Hyper
@@ -55,8 +55,8 @@ def hyper_mix(
     """
     size = check(x=(x, "n C H", F32), norm=(hc.norm, "C H", F32))
     n, streams, width = size["n"], size["C"], size["H"]
-    fits = width % _WIDTH_OF_LOAD == 0 and width <= MAX_WIDTH
-    require(fits, f"H must be a multiple of {_WIDTH_OF_LOAD} up to {MAX_WIDTH}, got {width}")
+    if width % _WIDTH_OF_LOAD or width > MAX_WIDTH:
+        raise ValueError(f"H must be a multiple of {_WIDTH_OF_LOAD} up to {MAX_WIDTH}, got {width}")
     if added is not None:
         check(x=(x, "n C H", F32), beta=(added[0], "n C", F32), y=(added[1], "n H", F32))
     u = workspace.array((n, width))
@@ -107,7 +107,7 @@ def _mix(
     (gates,) = linear(workspace, [hc.up], a)
     launch(
         _SOURCE, "hyper_mean", _wide_grid(n, width), (_WIDE_THREADS,),
-        gates, normed, u, None, None, I32(width // _WIDTH_OF_LOAD), scale, forms.NOTHING, STREAMS=streams,
+        gates, normed, u, None, None, width // _WIDTH_OF_LOAD, scale, forms.NOTHING, STREAMS=streams,
     )  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def _mix_rows(
     inject = None if hc.inject is None or beta is None else hc.inject.data
     launch(
         "hyper_rows.cu", "hyper_rows", (-(-n // _ROWS_OF_A_BLOCK),), (LANES,),
-        x, *(added or (None, None)), hc.norm, inject, factors, made.q, made.d, made.sums, beta, I32(n), F32(eps), scale,
+        x, *(added or (None, None)), hc.norm, inject, factors, made.q, made.d, made.sums, beta, n, eps, scale,
         STREAMS=streams, PER_THREAD=width // LANES, ROWS=_ROWS_OF_A_BLOCK, INJECTS=int(inject is not None),
         INPUT_ORDER=plans.order(kind), SUMS=kind.sums,
     )  # fmt: skip
@@ -144,7 +144,7 @@ def _mix_rows(
     gates = linear_quantized(workspace, hc.up, quantize(workspace, a, hc.up.type, scale))
     launch(
         _SOURCE, "hyper_mean", _wide_grid(n, width), (_WIDE_THREADS,),
-        gates, x, u, factors, hc.norm, I32(width // _WIDTH_OF_LOAD), scale, left, STREAMS=streams, FACTORS=1,
+        gates, x, u, factors, hc.norm, width // _WIDTH_OF_LOAD, scale, left, STREAMS=streams, FACTORS=1,
     )  # fmt: skip
 
 
@@ -152,10 +152,11 @@ def hyper_add(x: DeviceArray, beta: DeviceArray, y: DeviceArray) -> None:
     """x[c] = fma(beta[c], y, x[c]), in place."""
     size = check(x=(x, "n C H", np.float32), beta=(beta, "n C", np.float32), y=(y, "n H", np.float32))
     width = size["H"]
-    require(width % _WIDTH_OF_LOAD == 0, f"H must be a multiple of {_WIDTH_OF_LOAD}, got {width}")
+    if width % _WIDTH_OF_LOAD:
+        raise ValueError(f"H must be a multiple of {_WIDTH_OF_LOAD}, got {width}")
     launch(
         _SOURCE, "hyper_add", _wide_grid(size["n"], width), (_WIDE_THREADS,),
-        x, beta, y, I32(width // _WIDTH_OF_LOAD), I32(size["C"]),
+        x, beta, y, width // _WIDTH_OF_LOAD, size["C"],
     )  # fmt: skip
 
 

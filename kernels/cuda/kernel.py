@@ -67,6 +67,10 @@ def of_window(name: str) -> bool:
 
 def _packing(argument: Any) -> str:
     """How an argument is packed: its code for `struct`."""
+    if isinstance(argument, int):
+        return "i"
+    if isinstance(argument, float) and not isinstance(argument, np.generic):
+        return "f"
     if isinstance(argument, np.generic):
         codes = _CODES if argument.dtype.itemsize == np.dtype(np.int32).itemsize else _WIDE
         return codes[argument.dtype.kind]
@@ -79,8 +83,8 @@ class Kernel:
     """One kernel. `function`: CuPy's; `overlapping`: whether its launches may begin before their predecessors end. Not
     for several threads at a time: a launch is packed into one buffer.
 
-    A call takes arrays (their addresses are passed), None (a null pointer), NumPy scalars of the kernel's own types,
-    and NumPy structs (arrays without dimensions) by value, each time of the same kinds.
+    A call takes arrays (their addresses are passed), None (a null pointer), numbers (Python's as int32 or float32,
+    NumPy's as they are), and NumPy structs (arrays without dimensions) by value, each time of the same kinds.
     """
 
     def __init__(self, function: Any, name: str, stream: Callable[[], int], overlapping: bool) -> None:

@@ -1,11 +1,11 @@
 """Launching kernels by source and name, on the current stream.
 
-    launch("norm.cu", "rms_norm", grid, block, x, w, y, I32(n), F32(eps))
+    launch("norm.cu", "rms_norm", grid, block, x, w, y, n, eps)
     launch("gdn_scan.cu", "gdn_scan", grid, block, ..., HEAD_SIZE=128)
 
-Arguments are arrays (their address is passed), None (a null pointer) and NumPy scalars of the kernel's own types;
-keywords are the constants that the source is compiled with. Grids with a size of 0 are not launched. Kernels are
-compiled when first asked for and kept.
+Arguments are arrays (their address is passed), None (a null pointer) and numbers: an int is an int32 of the kernel, a
+float a float32, and NumPy's are what they are; keywords are the constants that the source is compiled with. Grids with
+a size of 0 are not launched. Kernels are compiled when first asked for and kept.
 
 Errors   those of the compiler, naming the source
 Cost     some microseconds of host time a launch; nothing when a graph is replayed

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 
 from strata.kernels.check import check, require
-from strata.kernels.cuda.launch import F32, I32, launch
+from strata.kernels.cuda.launch import F32, launch
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.ops import LANES
 
@@ -21,5 +21,5 @@ def rms_norm(workspace: Workspace, x: DeviceArray, w: DeviceArray, eps: float) -
     rows = prod(x.shape[:-1])
     check(x=(x.reshape(-1), "all", F32), w=(w.reshape(-1), "factors", F32))
     y = workspace.array(x.shape)
-    launch("norm.cu", "rms_norm", (rows,), (LANES,), x, w, y, I32(n), I32(w.size // n), F32(eps))
+    launch("norm.cu", "rms_norm", (rows,), (LANES,), x, w, y, n, w.size // n, eps)
     return y

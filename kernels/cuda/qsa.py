@@ -126,7 +126,7 @@ class _Shape:
         return {"KEYS": FORMATS[self.keys.name], "VALUES": FORMATS[self.values.name]}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Rows:
     """Rows on the device and what they are computed from. `stored`: k, v, index_k or None; `asked`: q_gate, index_q;
     `beside`: queues the product that makes index_k, beside a kernel that does not need it."""
@@ -294,9 +294,8 @@ def _prepare(rows: _Rows, g: _Shape, store: bool, queries: tuple[DeviceArray, De
         rows.tables, rows.slots, rows.positions, k, v, index_k, q_gate, index_q,
         norms.k, norms.index_k, norms.q, norms.index_q, rows.rope.cos, rows.rope.sin,
         pages.k, pages.v, pages.raw, pages.block, q, iq,
-        *(I32(a) for a in (g.pages_of_a_slot, g.kv_heads, g.heads, g.index_heads, g.d, g.index_dim, g.r, g.half, first,
-                           last)),
-        F32(rows.eps), **g.formats,
+        g.pages_of_a_slot, g.kv_heads, g.heads, g.index_heads, g.d, g.index_dim, g.r, g.half, first, last,
+        rows.eps, **g.formats,
     )  # fmt: skip
 
 
@@ -351,7 +350,7 @@ def _batch(workspace: Workspace, bounds: Limits, g: _Shape, rows: _Rows, few: bo
     chosen = _select(workspace, g, few, rows, iq) if g.blocks else None
     row = (
         rows.tables, rows.slots, rows.positions, chosen,
-        *(I32(a) for a in (g.pages_of_a_slot, g.kv_heads, g.heads, g.d, g.r, g.picked)),
+        g.pages_of_a_slot, g.kv_heads, g.heads, g.d, g.r, g.picked,
     )  # fmt: skip
     stride = _stride(g.kept)
     s = workspace.array((n, g.heads, stride))
@@ -367,9 +366,9 @@ def _select(workspace: Workspace, g: _Shape, few: bool, rows: _Rows, iq: DeviceA
     n, stride = len(rows), _stride(g.blocks)
     scores = workspace.array((n, stride))
     chosen = workspace.array((n, g.picked), I32)
-    of_index = (I32(g.index_heads), I32(g.index_dim), I32(g.r), I32(g.picked))
+    of_index = (g.index_heads, g.index_dim, g.r, g.picked)
     arguments = (
-        rows.pages.block, rows.tables, rows.slots, rows.positions, iq, scores, I32(stride), I32(g.pages_of_a_slot),
+        rows.pages.block, rows.tables, rows.slots, rows.positions, iq, scores, stride, g.pages_of_a_slot,
         *of_index,
     )  # fmt: skip
     if few:
@@ -379,10 +378,10 @@ def _select(workspace: Workspace, g: _Shape, few: bool, rows: _Rows, iq: DeviceA
         launch("qsa_score.cu", "qsa_score", grid, (_THREADS,), *arguments, shared=shared)
     else:
         grid = (-(-g.blocks // _TILE_KEYS), -(-n // (_SCORED_QUERIES // g.index_heads)))
-        launch("qsa_score.cu", "qsa_score_tile", grid, (256,), *arguments, I32(n))
+        launch("qsa_score.cu", "qsa_score_tile", grid, (256,), *arguments, n)
     launch(
         "qsa_select.cu", "qsa_select", (n,), (_SELECT_FEW if few else _SELECT_MANY,),
-        scores, rows.positions, chosen, I32(stride), I32(g.r), I32(g.picked),
+        scores, rows.positions, chosen, stride, g.r, g.picked,
     )  # fmt: skip
     return chosen
 
@@ -420,7 +419,7 @@ def _attend_few(
     partial = workspace.array((n * chunks * units * g.parts * each * (_SLICE + 2),))
     launch(
         "qsa_window.cu", "qsa_keys", (min(-(-g.kept // _KEPT_AT_ONCE), _MOST_KEY_BLOCKS) + prepares, g.kv_heads, n),
-        (32 * key_warps,), *row, q, pages.k, s, I32(stride), made,
+        (32 * key_warps,), *row, q, pages.k, s, stride, made,
         shared=_FLOAT * g.group * g.d + _KEPT_AT_ONCE * (_row_bytes(g.keys, g.d) + 16),
         KEY_WARPS=key_warps, **constants,
     )  # fmt: skip
@@ -428,7 +427,7 @@ def _attend_few(
         rows.beside()
     launch(
         "qsa_window.cu", "qsa_values", (g.parts + prepares, units, n * chunks), threads,
-        *row, s, I32(stride), pages.v, q_gate, partial, bounds.ended, out, I32(chunks), made,
+        *row, s, stride, pages.v, q_gate, partial, bounds.ended, out, chunks, made,
         shared=ATTENTION_PART * (_FLOAT * each + _slice_bytes(g.values)),
         **constants,
     )  # fmt: skip
@@ -478,10 +477,10 @@ def _attend_many(
     peaks, found = workspace.array((n, g.heads, g.parts)), workspace.array((n, stride), I32)
     launch(
         "qsa_prompt_keys.cu", "qsa_prompt_keys", (g.parts, chunks, n), (_THREADS,),
-        *row, q, pages.k, s, I32(stride), peaks, found, KEYS=FORMATS[g.keys.name], **constants,
+        *row, q, pages.k, s, stride, peaks, found, KEYS=FORMATS[g.keys.name], **constants,
     )  # fmt: skip
     launch(
         "qsa_prompt_values.cu", "qsa_prompt_values", (chunks, -(-n // together)), (_WARP * together,),
-        *row, s, I32(stride), peaks, found, I32(g.parts), pages.v, q_gate, out, I32(n),
+        *row, s, stride, peaks, found, g.parts, pages.v, q_gate, out, n,
         shared=together * _values_bytes(heads), VALUES=FORMATS[g.values.name], **constants,
     )  # fmt: skip

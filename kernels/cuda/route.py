@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from strata.kernels.check import check, require
+from strata.kernels.check import check
 from strata.kernels.cuda import chains
 from strata.kernels.cuda.launch import F32, I32, launch
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
@@ -28,9 +28,10 @@ _ROWS: Final = 4
 
 
 def _check_picks(experts: int, used: int) -> None:
-    require(experts <= MAX_EXPERTS, f"logits must have at most {MAX_EXPERTS} experts, got {experts}")
-    limit = min(experts, MAX_TOP_K)
-    require(1 <= used <= limit, f"used must be in 1 to {limit}, got {used}")
+    if experts > MAX_EXPERTS:
+        raise ValueError(f"logits must have at most {MAX_EXPERTS} experts, got {experts}")
+    if not 1 <= used <= min(experts, MAX_TOP_K):
+        raise ValueError(f"used must be in 1 to {min(experts, MAX_TOP_K)}, got {used}")
 
 
 def _per_lane(experts: int) -> int:
@@ -45,7 +46,7 @@ def route(workspace: Workspace, logits: DeviceArray, used: int) -> tuple[DeviceA
     picked, weights = workspace.array((n, used), I32), workspace.array((n, used))
     launch(
         "route.cu", "route", (-(-n // _ROWS),), (_LANES * _ROWS,),
-        logits, picked, weights, I32(n), I32(experts), I32(used), PER_LANE=_per_lane(experts),
+        logits, picked, weights, n, experts, used, PER_LANE=_per_lane(experts),
     )  # fmt: skip
     return picked, weights
 
@@ -77,7 +78,7 @@ def route_window(
     launch(
         "route_window.cu", "route_window", (plan.blocks,), (plan.threads,),
         router.data, shared.data, x, logits, shared_logits, picked, weights, ended,
-        I32(n), I32(experts), I32(router.cols), I32(used),
+        n, experts, router.cols, used,
         PER_LANE=_per_lane(experts), **constants,
     )  # fmt: skip
     return picked, weights, shared_logits

@@ -25,6 +25,7 @@ import numpy.typing as npt
 ALIGNMENT: Final = 256
 _MOST_VIEWS: Final = 4096
 """Arrays that are kept to be handed out again: the layers of a pass ask for the same ones."""
+_NO_VIEW: Final = (0, None)
 
 DeviceArray = Any
 """A CuPy array. CuPy brings no types and is not there on a machine without a card."""
@@ -41,6 +42,7 @@ class Workspace:
         if memory.dtype != np.uint8 or memory.ndim != 1 or not memory.flags.c_contiguous:
             raise ValueError(f"a workspace is a flat uint8 array, got {memory.dtype} {memory.shape}")
         self._memory = memory
+        self._begin = _address(memory)
         self._used = 0
         self._peak = 0
         self._left: dict[int, tuple[int, object]] = {}
@@ -69,10 +71,11 @@ class Workspace:
     def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> DeviceArray:
         """A C-contiguous array with undefined contents. Raises OutOfWorkspace."""
         key = self._used, shape, dtype
-        end, view = self._views.get(key, (0, None))
+        end, view = self._views.get(key, _NO_VIEW)
         if view is not None:
             self._used = end
-            self._peak = max(self._peak, end)
+            if end > self._peak:
+                self._peak = end
             return view
         view = self._view(shape, dtype)
         if len(self._views) == _MOST_VIEWS:
@@ -113,7 +116,7 @@ class Workspace:
         return beside if nbytes == array.nbytes else None
 
     def _place(self, array: DeviceArray) -> int:
-        return _address(array) - _address(self._memory)
+        return _address(array) - self._begin
 
     def mark(self) -> int:
         """The place to come back to."""
@@ -124,8 +127,9 @@ class Workspace:
         if not 0 <= mark <= self._used:
             raise ValueError(f"mark {mark} is not in use: {self._used} bytes are handed out")
         self._used = mark
-        for place in [place for place in self._left if place >= mark]:
-            del self._left[place]
+        if self._left:
+            for place in [place for place in self._left if place >= mark]:
+                del self._left[place]
 
     def resume(self, mark: int) -> None:
         """What was taken up to the mark, by work that has been captured and now runs again, is in use."""

@@ -144,10 +144,12 @@ class Kernel:
                 value = np.array([argument.ctypes.data], np.uint64)
             elif argument is None:
                 value = np.zeros(1, np.uint64)
-            else:
-                if not isinstance(argument, np.generic):
-                    raise TypeError(f"argument {i} is no array and no NumPy scalar: {argument!r}")
+            elif isinstance(argument, np.generic):
                 value = np.array([argument])
+            elif isinstance(argument, int | float):
+                value = np.array([argument], np.int32 if isinstance(argument, int) else np.float32)
+            else:
+                raise TypeError(f"argument {i} is no array and no number: {argument!r}")
             kept.append(value)
             pointers[i] = value.ctypes.data
         sizes = (*grid, *(1,) * (3 - len(grid)), *block, *(1,) * (3 - len(block)))
