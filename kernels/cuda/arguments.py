@@ -2,6 +2,7 @@
 
 structure(fields...)   a NumPy dtype with C alignment         address(array)   device address, 0 for None
 run(...)               launch of a kernel that takes one struct
+Prepared(...)          such a launch of which only addresses change, as from layer to layer
 
 Errors   those of the loader
 Cost     some microseconds of host time a launch; nothing when a graph is replayed
@@ -28,6 +29,9 @@ _INT: Final = np.int32
 MATRIX: Final = np.dtype([("data", _POINTER), ("out", _POINTER), ("rows", _INT), ("last_tile", _INT)], align=True)
 _MATRICES: Final = tuple(struct.Struct("<" + n * "QQii") for n in range(MATRICES + 1))
 """As many of them as a launch has."""
+_MATRIX_BYTES: Final = MATRIX.itemsize
+_PLACES: Final = struct.Struct("<QQ")
+"""Of a matrix, what changes from layer to layer: its data, its output."""
 
 
 def structure(pointers: Sequence[str], integers: Sequence[str]) -> np.dtype[Any]:
@@ -106,3 +110,44 @@ def run(
     behind the first."""
     kernel = load_kernel(f"{source}.cu", source, **constants)
     kernel((blocks, parts), (threads,), (arguments, *more), shared_mem=shared)
+
+
+class Prepared:
+    """A launch of src/`source`.cu with all that its struct holds but addresses.
+
+    kind: the struct · rows: of each matrix · rows_of_a_tile: as for `enter_matrices` · integers: of the struct
+    """
+
+    def __init__(
+        self,
+        kind: np.dtype[Any],
+        source: str,
+        constants: Constants,
+        blocks: int,
+        threads: int,
+        shared: int,
+        rows: Sequence[int],
+        rows_of_a_tile: int,
+        **integers: int,
+    ) -> None:
+        arguments = fill(kind, **integers)
+        enter_matrices(arguments, [(0, None, each) for each in rows], rows_of_a_tile)
+        self._bytes = arguments.tobytes()
+        names = [name for name in (kind.names or ())[1:] if kind[name] == _POINTER]
+        self._pointers = struct.Struct(f"<{len(names)}Q")
+        self._begin = kind.fields[names[0]][1] if kind.fields else 0
+        self._kind = kind
+        self._launch = source, constants, blocks, threads
+        self._shared = shared
+
+    def __call__(
+        self, matrices: Sequence[tuple[int, DeviceArray, int]], pointers: Sequence[DeviceArray | None]
+    ) -> None:
+        """Queue it. matrices: as for `enter_matrices`; pointers: all of the struct's, in its order."""
+        buffer = bytearray(self._bytes)
+        at = 0
+        for data, out, _ in matrices:
+            _PLACES.pack_into(buffer, at, data, address(out))
+            at += _MATRIX_BYTES
+        self._pointers.pack_into(buffer, self._begin, *[0 if a is None else address(a) for a in pointers])
+        run(*self._launch, np.ndarray((), self._kind, buffer), self._shared)

@@ -96,6 +96,11 @@ def plan(card: Card, kind: TensorType, mode: str, rows: tuple[int, ...], cols: i
     return few_plan(card, kind, mode, rows, cols, n) or prompt_plan(card, kind, mode, rows, cols, n)
 
 
+def limits() -> tuple[int, int, int]:
+    """What `plan` depends on beside its arguments: the bench and the tests change it."""
+    return MOST_ROWS, MOST_RESULTS, MOST_EACH
+
+
 def is_few(mode: str, rows: tuple[int, ...], n: int) -> bool:
     """Whether a product goes through prompt_few.cu where the card has room."""
     return n <= MOST_ROWS and sum(rows) * n <= MOST_RESULTS if mode == DENSE else n <= MOST_EACH

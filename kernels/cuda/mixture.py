@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -27,6 +28,7 @@ from strata.kernels.cuda import few_plans, lanes, prompt_plans, row_plans, row_p
 from strata.kernels.cuda.arguments import (
     LANES_WINDOW,
     PROMPT,
+    Prepared,
     address,
     enter_matrices,
     fill,
@@ -151,11 +153,11 @@ def mixture(
     size = check(x=(x, "n H", np.float32), ids=(ids, "n used", np.int32), weights=(weights, "n used", np.float32))
     n, width, used = size["n"], size["H"], size["used"]
     shapes = (gate.cols, up.cols, up.rows, down.cols, down.rows)
-    require(
-        shapes == (width, width, gate.rows, gate.rows, width),
-        f"experts must map {width} to I to {width}, got gate {gate.rows, gate.cols}, up {up.rows, up.cols}, "
-        f"down {down.rows, down.cols}",
-    )
+    if shapes != (width, width, gate.rows, gate.rows, width):
+        raise ValueError(
+            f"experts must map {width} to I to {width}, got gate {gate.rows, gate.cols}, up {up.rows, up.cols}, "
+            f"down {down.rows, down.cols}"
+        )
     if given is not None:
         check(given=(given, f"{n * used} {width}", np.float32))
     require(n <= WINDOW_ROWS or given is None, "given is for windows: the experts of a prompt are all computed here")
@@ -395,25 +397,36 @@ class _Part:
         """One product of all pairs; made_for: the result is quantised for this type, into these arrays."""
         kind, plan = bank.type, self._prompt_plan(bank, mode)
         order, tile_list, n_tiles = self._sorted(bank, plan, groups)
-        common = {
-            "first": bank.addresses, "second": second, "order": order, "tile_list": tile_list, "n_tiles": n_tiles,
-            "n": self.pairs, "divide": inputs.divide, "cols": bank.cols,
-        }  # fmt: skip
         matrices = [(0, out, bank.rows)]
         if plan is None:
+            common = {
+                "first": bank.addresses, "second": second, "order": order, "tile_list": tile_list, "n_tiles": n_tiles,
+                "n": self.pairs, "divide": inputs.divide, "cols": bank.cols,
+            }  # fmt: skip
             lanes.launch_prompt(kind, mode, len(tile_list), matrices, x=inputs.x, **common)
             return
-        made = inputs.of(kind)
-        after = {"next_d": made_for[1].d, "next_sums": made_for[1].sums} if made_for else {}
-        arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, run=plan.run, **common, **after)
-        runs = enter_matrices(arguments, matrices, plan.rows_of_a_run(mode))
-        arguments["row_tiles"] = runs
-        blocks = runs * len(tile_list)
-        constants = plan.constants(kind, mode, made_for[0] if made_for else None)
-        run(plan.source, constants, blocks, plan.threads, arguments, plan.shared)
+        for_type, after = (None, (None, None)) if made_for is None else (made_for[0], (made_for[1].d, made_for[1].sums))
+        sizes = bank.rows, bank.cols, self.pairs, inputs.divide, len(tile_list)
+        launch, made = _prepared(plan, kind, mode, for_type, *sizes), inputs.of(kind)
+        sorted_by = bank.addresses, second, order, tile_list, n_tiles
+        launch(matrices, (made.q, made.d, made.sums, None, *sorted_by, *after))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@lru_cache(maxsize=1024)
+def _prepared(
+    plan: Prompts, kind: TensorType, mode: str, for_type: TensorType | None,
+    rows: int, cols: int, pairs: int, divide: int, tiles: int,
+) -> Prepared:  # fmt: skip
+    """The launch of one product of all pairs; for_type: for which the result is quantised; tiles: of pairs, at most."""
+    each = plan.rows_of_a_run(mode)
+    runs = -(-rows // each)
+    return Prepared(
+        PROMPT, plan.source, plan.constants(kind, mode, for_type), runs * tiles, plan.threads, plan.shared,
+        (rows,), each, n=pairs, divide=divide, cols=cols, run=plan.run, row_tiles=runs,
+    )  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
 class _Inputs:
     """What a product of pairs reads: float32 rows, their quantised forms, pairs of a row. x is None where only one
     quantised form exists."""
@@ -429,17 +442,17 @@ class _Inputs:
 
 def group_rows(workspace: Workspace, ids: DeviceArray, experts: int, tile: int) -> tuple[DeviceArray, ...]:
     """ids (n, used) -> pairs by expert (n * used,), tiles (most, 4) of at most `tile` pairs, their number (1,)."""
-    require(experts <= MAX_EXPERTS, f"a prompt can use up to {MAX_EXPERTS} experts a layer, got {experts}")
+    if experts > MAX_EXPERTS:
+        raise ValueError(f"a prompt can use up to {MAX_EXPERTS} experts a layer, got {experts}")
     pairs = ids.size
     order = workspace.array((pairs,), np.int32)
     tile_list = workspace.array((pairs // tile + min(experts, pairs), 4), np.int32)
     n_tiles = workspace.array((1,), np.int32)
     blocks = -(-pairs // PAIRS_OF_A_BLOCK)
     counts = workspace.array((blocks, experts), np.int32)
-    picked, counted, *results = (np.uint64(address(a)) for a in (ids, counts, order, tile_list, n_tiles))
-    sizes = np.int32(pairs), np.int32(experts)
-    load_kernel("group_rows.cu", "count_rows")((blocks,), (1024,), (picked, *sizes, counted), shared_mem=0)
-    arguments = (picked, counted, *sizes, np.int32(tile), *results)
+    sizes = pairs, experts
+    load_kernel("group_rows.cu", "count_rows")((blocks,), (1024,), (ids, *sizes, counts), shared_mem=0)
+    arguments = (ids, counts, *sizes, tile, order, tile_list, n_tiles)
     load_kernel("group_rows.cu", "group_rows")((blocks,), (1024,), arguments, shared_mem=0)
     return order, tile_list, n_tiles
 
@@ -448,10 +461,9 @@ def count_hits(ids: DeviceArray, kept: DeviceArray, addresses: DeviceArray, tall
     """Of ids (n, used), of which a row has each but once, those whose addresses are the tally's, row by row."""
     n, used = ids.shape
     require(n * used <= MOST_PICKS, f"up to {MOST_PICKS} picks of a window are counted, got {n * used}")
-    pointers = [np.uint64(address(a)) for a in (ids, kept, addresses)]
     between = np.uint64(tally.begin), np.uint64(tally.end)
-    counts = (np.uint64(address(a)) for a in (tally.hits, tally.use, tally.reads))
-    arguments = (*pointers, *between, np.int32(used), np.int32(tally.first), np.int32(tally.hits.shape[1]), *counts)
+    sizes = used, int(tally.first), tally.hits.shape[1]
+    arguments = (ids, kept, addresses, *between, *sizes, tally.hits, tally.use, tally.reads)
     load_kernel("count_hits.cu", "count_hits")((1,), (32 * n,), arguments, shared_mem=0)
 
 
@@ -459,15 +471,15 @@ def gate_times_up(gate: DeviceArray, up: DeviceArray) -> None:
     """gate = silu(gate) * up, in place."""
     kernel = load_kernel("gate_times_up.cu", "gate_times_up")
     n = gate.size
-    kernel((-(-n // 256),), (256,), (np.uint64(address(gate)), np.uint64(address(up)), np.int64(n)), shared_mem=0)
+    kernel((-(-n // 256),), (256,), (gate, up, np.int64(n)), shared_mem=0)
 
 
 def join_pairs(outputs: DeviceArray, weights: DeviceArray, out: DeviceArray) -> None:
     """outputs (n * used, H), weights (n, used) -> out (n, H), in rank order."""
     rows = out.shape[1]
-    require(rows % 4 == 0, f"the experts' width must be a multiple of 4, got {rows}")
+    if rows % 4:
+        raise ValueError(f"the experts' width must be a multiple of 4, got {rows}")
     threads = out.size // 4
     kernel = load_kernel("join_pairs.cu", "join_pairs")
-    pointers = [np.uint64(address(a)) for a in (outputs, weights, out)]
-    arguments = (*pointers, np.int32(weights.shape[1]), np.int32(rows), np.int64(threads))
+    arguments = (outputs, weights, out, weights.shape[1], rows, np.int64(threads))
     kernel((-(-threads // 256),), (256,), arguments, shared_mem=0)

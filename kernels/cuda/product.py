@@ -15,6 +15,7 @@ Cost     a window reads every weight byte once; a prompt unpacks a tile of weigh
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -26,11 +27,13 @@ from strata.kernels.cuda.arguments import (
     MATRICES,
     PROMPT,
     WINDOW,
+    Prepared,
     address,
     enter_matrices,
     fill,
     run,
 )
+from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.compile import load_kernel
 from strata.kernels.cuda.forms import Quantized as Quantized
 from strata.kernels.cuda.lanes import launch_prompt, vector_width
@@ -47,6 +50,7 @@ LANES_WARPS: Final = 4
 LANES_BLOCKS: Final = 8
 """Blocks of a multiprocessor at most."""
 _OCTET: Final = 8
+_NO_SCALE: Final = np.float32(0)
 _ALIGNMENT: Final = 16
 
 
@@ -56,8 +60,8 @@ def quantize(workspace: Workspace, x: DeviceArray, kind: TensorType, silu: np.fl
     octets = x.size // _OCTET
     more = {} if silu is None else {"SILU": 1}
     kernel = load_kernel("quantize.cu", "quantize", INPUT_ORDER=plans.order(kind), SUMS=kind.sums, **more)
-    pointers = (np.uint64(address(a)) for a in (x, made.q, made.d, made.sums))
-    kernel((-(-octets // 256),), (256,), (*pointers, np.int64(octets), silu or np.float32(0)), shared_mem=0)
+    arguments = (x, made.q, made.d, made.sums, np.int64(octets), _NO_SCALE if silu is None else silu)
+    kernel((-(-octets // 256),), (256,), arguments, shared_mem=0)
     return made
 
 
@@ -105,13 +109,12 @@ def linear(
     has not made x and does not know the results (intrinsics.cuh).
     """
     n = _check(weights, x)
-    outs = list(out) if out is not None else [workspace.array((n, w.rows)) for w in weights]
     require(join is None or out is not None, "join needs out")
-    require(len(outs) == len(weights), f"out must have {len(weights)} arrays, got {len(outs)}")
-    for i, (w, o) in enumerate(zip(weights, outs, strict=True)):
-        check(**{f"out{i}": (o, f"{n} {w.rows}", np.float32)})
-    if join is not None:
-        check(join=(join, f"{n}", np.float32))
+    if out is None:
+        outs = [workspace.array((n, w.rows)) for w in weights]
+    else:
+        outs = list(out)
+        _check_results(weights, outs, n, join)
     if n == 0:
         return outs
     with workspace.scratch():
@@ -127,16 +130,28 @@ def linear(
 
 def _check(weights: Sequence[Weight], x: DeviceArray) -> int:
     size = check(x=(x, "n cols", np.float32))
+    cols = size["cols"]
     require(address(x) % _ALIGNMENT == 0, "x must begin at a multiple of 16 bytes")
     for w in weights:
-        fits = len(w.shape) == 2 and w.cols == size["cols"]
-        require(fits, f"a weight for x {x.shape} must be (rows, {size['cols']}), got {w.shape}")
+        shape = w.shape
+        if len(shape) != 2 or shape[1] != cols:
+            raise ValueError(f"a weight for x {x.shape} must be (rows, {cols}), got {shape}")
         check_address(w.type, address(w.data))
     return size["n"]
 
 
+def _check_results(weights: Sequence[Weight], outs: Sequence[DeviceArray], n: int, join: DeviceArray | None) -> None:
+    require(len(outs) == len(weights), f"out must have {len(weights)} arrays, got {len(outs)}")
+    for i, (w, o) in enumerate(zip(weights, outs, strict=True)):
+        check(**{f"out{i}": (o, f"{n} {w.rows}", np.float32)})
+    if join is not None:
+        check(join=(join, f"{n}", np.float32))
+
+
 def check_address(kind: TensorType, at: int) -> None:
     """A weight must begin where its kernel can read it."""
+    if at % _ALIGNMENT == 0:  # enough for all
+        return
     wanted = _ALIGNMENT if kind.is_float else 8 if kind.is_card_form else 4
     require(at % wanted == 0, f"a {kind.name} weight must begin at a multiple of {wanted} bytes, got {at:#x}")
 
@@ -145,11 +160,18 @@ def _launches(
     weights: Sequence[Weight], outs: Sequence[DeviceArray]
 ) -> Iterator[tuple[list[Weight], list[DeviceArray]]]:
     """Matrices of one type together, at most MATRICES a launch."""
-    for name in dict.fromkeys(w.type.name for w in weights):
-        same = [i for i, w in enumerate(weights) if w.type.name == name]
-        for begin in range(0, len(same), MATRICES):
-            part = same[begin : begin + MATRICES]
-            yield [weights[i] for i in part], [outs[i] for i in part]
+    if len(weights) == 1:
+        yield list(weights), list(outs)
+        return
+    for part in _parts(tuple([w.type.name for w in weights])):
+        yield [weights[i] for i in part], [outs[i] for i in part]
+
+
+@lru_cache(maxsize=256)
+def _parts(names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """The numbers of those that are launched together."""
+    same = [[i for i, other in enumerate(names) if other == name] for name in dict.fromkeys(names)]
+    return tuple(tuple(some[at : at + MATRICES]) for some in same for at in range(0, len(some), MATRICES))
 
 
 def _matrices(weights: Sequence[Weight], outs: Sequence[DeviceArray]) -> list[tuple[int, DeviceArray, int]]:
@@ -251,19 +273,34 @@ def _prompt(
     if kind.is_float:
         launch_prompt(kind, DENSE, n, matrices, x=x, join=join, n=n, divide=1, cols=cols)
         return
-    plan = few_plans.plan(cards.card(), kind, DENSE, tuple(w.rows for w in weights), cols, n)
+    launch = _prepared(cards.card(), kind, tuple([rows for _, _, rows in matrices]), cols, n, few_plans.limits())
     made = inputs.of(kind)
-    arguments = fill(PROMPT, q=made.q, d=made.d, sums=made.sums, join=join, n=n, divide=1, cols=cols, run=plan.run)
-    runs = enter_matrices(arguments, matrices, plan.rows_of_a_run(DENSE))
-    arguments["row_tiles"] = runs
-    blocks = runs * -(-n // plan.columns)
-    run(plan.source, plan.constants(kind, DENSE), blocks, plan.threads, arguments, plan.shared)
+    launch(matrices, (made.q, made.d, made.sums, join, *_NO_PAIRS))
+
+
+_NO_PAIRS: Final = (None,) * 7
+"""first to next_sums of PROMPT."""
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    card: Card, kind: TensorType, rows: tuple[int, ...], cols: int, n: int, _limits: tuple[int, ...]
+) -> Prepared:
+    """The launch for matrices of these rows; `_limits`: of few_plans.py."""
+    plan = few_plans.plan(card, kind, DENSE, rows, cols, n)
+    each = plan.rows_of_a_run(DENSE)
+    runs = sum(-(-r // each) for r in rows)
+    return Prepared(
+        PROMPT, plan.source, plan.constants(kind, DENSE), runs * -(-n // plan.columns), plan.threads, plan.shared,
+        rows, each, n=n, divide=1, cols=cols, run=plan.run, row_tiles=runs,
+    )  # fmt: skip
 
 
 def linear_quantized(workspace: Workspace, w: Weight, made: Quantized) -> DeviceArray:
     """A prompt's product with inputs that are quantised for its type: (n, rows)."""
     n = len(made.q)
-    require(n > WINDOW_ROWS, f"inputs are quantised apart for prompts of more than {WINDOW_ROWS} rows, got {n}")
+    if n <= WINDOW_ROWS:
+        raise ValueError(f"inputs are quantised apart for prompts of more than {WINDOW_ROWS} rows, got {n}")
     out = workspace.array((n, w.rows))
     _prompt([w], [out], made.q, QuantizedInputs(workspace, made.q, (w.type, made)), None)
     return out
@@ -283,6 +320,5 @@ def dequantize(workspace: Workspace, w: Weight, rows: DeviceArray) -> DeviceArra
     items = n * -(-w.cols // CHUNK)
     if items:
         kernel = load_kernel(f"{source}.cu", source, TYPE=w.type.name)
-        pointers = (np.uint64(address(a)) for a in (w.data, rows, out))
-        kernel((-(-items // 8),), (256,), (*pointers, np.int32(n), np.int32(w.cols)), shared_mem=0)
+        kernel((-(-items // 8),), (256,), (w.data, rows, out, n, w.cols), shared_mem=0)
     return out
