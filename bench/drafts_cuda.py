@@ -23,7 +23,7 @@ from rich.console import Console
 from strata.bench.report import Check, Record, Report, pack_facts, show
 from strata.engine.cuda_runner import CudaRunner
 from strata.engine.drafts import draft_pack
-from strata.engine.model.resident import WINDOW_ROWS
+from strata.engine.flags import WINDOW_ROWS
 from strata.engine.options import Options, fitted
 from strata.engine.pack import open_pack
 from strata.engine.schedule.ports import SOLO, Row

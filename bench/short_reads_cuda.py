@@ -30,8 +30,8 @@ from rich.console import Console
 
 from strata.bench.report import Record, Report, pack_facts, show
 from strata.engine.cuda_runner import CudaRunner
+from strata.engine.flags import WINDOW_ROWS
 from strata.engine.model import Rows
-from strata.engine.model.resident import WINDOW_ROWS
 from strata.engine.options import fitted, parse
 from strata.engine.pack import open_pack
 from strata.engine.schedule.ports import SOLO

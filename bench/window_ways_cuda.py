@@ -30,7 +30,8 @@ from strata.bench.report import Record, Report, pack_facts, show
 from strata.bench.window_launches import Launch, Launches, microseconds
 from strata.bench.windows_cuda import CHECKED_DEPTH, Decode, launches_of
 from strata.engine.device.cuda import CudaDevice
-from strata.engine.model.resident import WINDOW_ROWS, Resident
+from strata.engine.flags import WINDOW_ROWS
+from strata.engine.model.resident import Resident
 from strata.engine.pack import open_pack
 from strata.kernels.cuda import card, plans, precompile, row_plans
 from strata.kernels.cuda.compile import collecting

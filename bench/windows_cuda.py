@@ -24,8 +24,9 @@ from strata.bench.report import Check, Record, Report, pack_facts, show
 from strata.bench.window_launches import ADVANCES, Launches, microseconds
 from strata.bench.window_limits import Limits, read_rate
 from strata.engine.device.cuda import CudaDevice
+from strata.engine.flags import WINDOW_ROWS
 from strata.engine.model import Rows
-from strata.engine.model.resident import AUTO_CHUNKS, WINDOW_ROWS, Resident
+from strata.engine.model.resident import AUTO_CHUNKS, Resident
 from strata.engine.model.window import Draw, Ticket
 from strata.engine.pack import open_pack
 from strata.kernels.cuda.kernel import WINDOW_SHARED

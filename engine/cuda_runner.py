@@ -28,7 +28,7 @@ from strata.engine.experts.adapt import AdaptRules
 from strata.engine.experts.learned import Keeping
 from strata.engine.experts.plan import Asked
 from strata.engine.experts.tier import Tier
-from strata.engine.flags import AUTO_BESIDE
+from strata.engine.flags import AUTO_BESIDE, WINDOW_ROWS
 from strata.engine.log import log
 from strata.engine.memory.command import keeping_of, profile_of, switches
 from strata.engine.memory.homes import source_of
@@ -38,7 +38,7 @@ from strata.engine.memory.prompt import lend_pct
 from strata.engine.model import Rows
 from strata.engine.model.card_drafter import CardDrafts
 from strata.engine.model.head_loan import HeadLoan
-from strata.engine.model.resident import AUTO_CHUNKS, WINDOW_ROWS, Resident
+from strata.engine.model.resident import AUTO_CHUNKS, Resident
 from strata.engine.model.slot_loan import SlotLoan
 from strata.engine.model.window import Draw, Ticket, penalises
 from strata.engine.options import Options, Refused

@@ -106,7 +106,8 @@ def plan_tiers(free: int, asked: Asked, model: Model, ram: int, fixed: int = 0) 
     if not asked.borrow or asked.order is None:  # only with an order are the last slots the coldest
         return _owning(free, asked, model, ram, room, plan_card(room), staging)
     ring = min(room.ring, ring_bytes(asked.ring or BUFFERS * model.experts, model.largest))
-    stays, most = min(STAYS, model.most), min(asked.prefill or model.most, model.most)
+    stays = min(STAYS, model.most, max(1, model.stream_min - 1))  # who borrows nothing has no ring to stream through
+    most = min(asked.prefill or model.most, model.most)
     own = own_bytes(model.price, stays, model.beside(stays))
     buffers = Buffers(model.price, most, ring, model.stream_min, model.beside(most))
     plan = plan_card(replace(room, borrow=True, own=asked.own, lent=buffers, windows=own + fixed))

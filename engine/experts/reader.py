@@ -50,6 +50,8 @@ class FileReader:
     experts so far."""
 
     def __init__(self, driver: Driver, largest: int, stage: int = STAGE) -> None:
+        from strata.kernels.cpu.memory import ask_ahead  # only where experts lie in the file
+
         room = max(stage, largest)
         self._buffers = [driver.pinned(room) for _ in range(BUFFERS)]
         self._busy: list[Event | None] = [None] * BUFFERS
@@ -57,6 +59,7 @@ class FileReader:
         self._threads = min(THREADS, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._threads, "file")
         self._ahead = ThreadPoolExecutor(1, "file-ahead")
+        self._ask_ahead = ask_ahead
         self.sent = 0
 
     @property
@@ -69,14 +72,19 @@ class FileReader:
         parts = [experts[i : i + each] for i in range(0, len(experts), each)]
         for part, following in zip(parts, [*parts[1:], []], strict=True):
             if following:
-                self._ahead.submit(_ask, [w for _, matrices in following for w in matrices])
+                self._ask(following)
             self._send(queue, target, size, part)
         self.sent += len(experts) * size.n_bytes
 
     def ask(self, experts: Sequence[Placed], size: ExpertSize) -> None:
         """Have the system read the first of these in the background, as many as a buffer holds."""
         most = self.room // size.n_bytes
-        self._ahead.submit(_ask, [w for _, matrices in experts[:most] for w in matrices])
+        self._ask(experts[:most])
+
+    def _ask(self, experts: Sequence[Placed]) -> None:
+        for _, matrices in experts:
+            for w in matrices:
+                self._ahead.submit(self._ask_ahead, w.ctypes.data, w.size)
 
     def _send(self, queue: Queue, target: Array, size: ExpertSize, experts: Sequence[Placed]) -> None:
         """As many as a buffer holds."""
@@ -131,10 +139,3 @@ def matrices(stacks: Sequence[Weight], expert: int) -> list[Bytes]:
 def _copy(copies: Sequence[tuple[Bytes, Bytes]]) -> None:
     for target, source in copies:
         np.copyto(target[: source.size], source)
-
-
-def _ask(sources: Sequence[Bytes]) -> None:
-    from strata.kernels.cpu.memory import ask_ahead  # only where experts lie in the file
-
-    for source in sources:
-        ask_ahead(source.ctypes.data, source.size)

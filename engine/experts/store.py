@@ -13,6 +13,7 @@ same ones, so where an expert lies never changes a bit.
 
 Swaps are queued on the stream of the work: what was queued before reads the old places, what comes later the new ones.
 Slots at the end of the cache may be lent (lending.py): their bytes have twins in RAM, from which they are also loaded.
+
 Memory   page-locked: experts in RAM, two buffers for those of the file, tables
 Units    bytes
 Errors   DeviceError: memory of the card or RAM that is not there, with the flag that helps

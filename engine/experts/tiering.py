@@ -21,8 +21,8 @@ from strata.engine.memory.card import RING, STREAM_MIN
 from strata.engine.memory.figures import DoesNotFit
 from strata.engine.memory.loan import LoanRoom
 from strata.engine.memory.plan import CACHE_FIRST, STAGING
-from strata.engine.memory.price import GRID, Price, prompt_shape
-from strata.engine.memory.prompt import OWN_AUTO
+from strata.engine.memory.price import Price, prompt_shape
+from strata.engine.memory.prompt import GRID, OWN_AUTO
 from strata.engine.memory.sizes import EXPERTS
 from strata.engine.pack import Pack
 from strata.kernels.cuda.compile import DeviceError

@@ -5,7 +5,7 @@ The last bytes of the cache are the ring, where a chunk streams experts; before 
 
     buffers = Buffers(price, most, ring, stream_min, beside)
     buffers(2048)                    # bytes of the last slots that chunks of up to 2,048 rows take
-    plan = BorrowPlan(buffers, chunk, lent_bytes)
+    plan = BorrowPlan(buffers, chunk, lent_bytes, stays, own_bytes)
 
 Units    bytes, tokens
 Errors   none

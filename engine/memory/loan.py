@@ -19,10 +19,10 @@ from itertools import combinations
 from typing import Final, Protocol
 
 from strata.engine.device.arena import padded
+from strata.engine.memory.prompt import GRID
 
 STAYS: Final = 512
 """Rows of a chunk up to which the head stays: experts are read in place."""
-GRID: Final = 256
 LEAST: Final = 8
 _FLOAT: Final = 4
 

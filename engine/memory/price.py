@@ -21,6 +21,8 @@ from functools import cached_property, lru_cache
 from typing import Final
 
 from strata.engine.device.arena import padded
+from strata.engine.flags import WINDOW_ROWS
+from strata.engine.memory.prompt import GRID
 from strata.engine.memory.sizes import EXPERTS
 from strata.engine.pack import ModelSpec
 from strata.kernels.cuda.backend import ATTENTION_BYTES, ROWS_AT_ONCE
@@ -28,9 +30,6 @@ from strata.kernels.cuda.mixture import MAX_EXPERTS
 from strata.kernels.formats import TensorType
 from strata.kernels.ops import ACT_BLOCK, ATTENTION_PART, PAGE
 
-GRID: Final = 256
-"""Prompt chunks are planned in steps of so many tokens."""
-WINDOW_ROWS: Final = 8
 _FLOAT: Final = 4
 _LINE: Final = 32
 """Elements of a row of scores are whole lines."""

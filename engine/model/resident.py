@@ -33,6 +33,7 @@ from strata.engine.environment import card_forms
 from strata.engine.experts.plan import Asked, TierPlan
 from strata.engine.experts.store import ExpertStore
 from strata.engine.experts.tiering import Tiering
+from strata.engine.flags import WINDOW_ROWS
 from strata.engine.log import log
 from strata.engine.memory.borrow import DRAFT_ROWS as LENT_DRAFT_ROWS
 from strata.engine.memory.borrow import draft_beside
@@ -56,7 +57,6 @@ from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.cuda.plans import WINDOW_ROWS as KERNEL_ROWS
 from strata.kernels.cuda.sample import MAX_RECENT
 
-WINDOW_ROWS: Final = 8
 RESERVE: Final = 512 * MIB
 """VRAM that stays free: the driver's share of graphs and kernels, and the desktop."""
 FIXED: Final = 16 * MIB
@@ -414,9 +414,8 @@ class Resident:
         for rows, bound in product(range(1, WINDOW_ROWS + 1), bounds):
             self.windows.compute(Layout(rows, rows, rows, 0, bound))
             self.windows.compute(Layout(rows, 1, 1, 0, bound))
-            for segments in (
-                {1, max(1, rows // 2)} if self._verify > 1 else ()
-            ):  # a sequence, and slots with a draft each
+            verified = {1, max(1, rows // 2)} if self._verify > 1 else ()  # a sequence, and slots with a draft each
+            for segments in verified:
                 self.windows.compute(Layout(rows, segments, rows, 0, bound, verifies=True))
 
     def _largest(self, chunk: int, logits: int) -> None:

@@ -84,9 +84,9 @@ def _nothing(task, arguments):
 @njit("boolean(int64, int64)", **JIT)
 def serve(state, nothing):
     """Answer requests until the team has to be woken for one: true, or there are to be no more: false."""
-    desk, n, turns = word(state, S_DESK), word(state, S_THREADS), 0
+    desk, turns = word(state, S_DESK), 0
     while seen(state + 8 * S_STOP) == 0:
-        number = seen(desk + 4 * ASKED)
+        number, n = seen(desk + 4 * ASKED), word(state, S_THREADS)
         if number == word(state, S_LAST):
             turns += 1
             if turns > HOT + NAPS:

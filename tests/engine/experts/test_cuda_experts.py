@@ -15,9 +15,10 @@ from strata.engine.experts.adapt import Swap, dropping
 from strata.engine.experts.exchange import Exchange
 from strata.engine.experts.placement import by_number
 from strata.engine.experts.plan import Asked
+from strata.engine.flags import WINDOW_ROWS
 from strata.engine.memory.ram import ExpertSource
 from strata.engine.model import Rows
-from strata.engine.model.resident import WINDOW_ROWS, Resident
+from strata.engine.model.resident import Resident
 from strata.engine.model.window import Draw
 from strata.engine.pack import open_pack
 from strata.kernels.ops import Sampling

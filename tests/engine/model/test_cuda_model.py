@@ -9,8 +9,9 @@ import pytest
 
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.device.host import HostDevice
+from strata.engine.flags import WINDOW_ROWS
 from strata.engine.model import Model, Rows
-from strata.engine.model.resident import WINDOW_ROWS, Resident
+from strata.engine.model.resident import Resident
 from strata.engine.model.window import Draw
 from strata.kernels.ops import Sampling
 

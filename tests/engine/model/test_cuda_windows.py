@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from strata.engine.device.cuda import CudaDevice
+from strata.engine.flags import WINDOW_ROWS
 from strata.engine.model import Rows
-from strata.engine.model.resident import WINDOW_ROWS, Resident
+from strata.engine.model.resident import Resident
 from strata.engine.model.window import Draw, Layout
 from strata.kernels import cpu
 from strata.kernels.ops import Sampling
