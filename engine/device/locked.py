@@ -1,6 +1,6 @@
 """RAM for a card to lock, whose pages are there before it does.
 
-The driver's own allocation takes its pages one by one on one thread, some 2 GB/s. Here several threads touch huge pages
+The driver's own allocation takes its pages one by one on one thread. Here several threads touch huge pages
 of a mapping that the driver only has to lock then; they also save the card most of the walks that it needs to find
 4 KiB pages. Where that is not to be had, the caller asks the driver.
 

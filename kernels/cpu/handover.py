@@ -6,7 +6,7 @@ team awake; some milliseconds behind the last one it looks every 50 us, a second
 
 An expert lies where its address says, or in the mapped file (`IN_FILE`), of which what a request needs is asked for
 before the first product: the system reads it side by side, not one fault after the other. Not so what was used a moment
-ago: the system still has it, and to ask costs some 45 us of an expert of 2.5 MiB.
+ago: the system still has it, and to ask walks all its pages for nothing.
 
 Exact    the bits are those of `moe` (request.py)
 Errors   none; the wrapper checks
