@@ -88,11 +88,12 @@ def norm_streams(
 
 def takes(hc: Hyper, n: int, streams: int, width: int) -> bool:
     """Whether `mix` does these rows."""
+    if streams not in _STREAMS or n > min(WINDOW_ROWS, 4 * streams):
+        return False
     kind, cols = hc.up.type, hc.up.cols
     fits = width % ELEMENTS == 0 and cols <= _MOST_COLS and kind.block <= _MOST_BLOCK
     known = _plain(kind) and kind.group == ACT_BLOCK and (hc.inject is None or hc.inject.type.name == "F32")
-    few = streams in _STREAMS and n <= min(WINDOW_ROWS, 4 * streams)
-    return few and fits and known and _end_shared(hc.up, n, streams) <= _room()
+    return fits and known and _end_shared(hc.up, n, streams) <= _room()
 
 
 def mix(

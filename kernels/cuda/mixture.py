@@ -34,6 +34,7 @@ from strata.kernels.cuda.arguments import (
     fill,
     run,
 )
+from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.compile import load_kernel
 from strata.kernels.cuda.fetch import Stage
 from strata.kernels.cuda.handover import Helper
@@ -336,10 +337,11 @@ class _Part:
         quantizes = plan is not None and plan.quantizes
         made = room_for_quantized(self.workspace, self.pairs, gate.rows, down.type) if quantizes else None
         n_hidden = 0 if plan is not None and gate.rows <= down.rows else 1 if gate.type is up.type else 2
-        hidden = [self.workspace.array((self.pairs, gate.rows)) for _ in range(n_hidden)]
+        mark = self.workspace.mark()
+        hidden = [self.workspace.array((self.pairs, gate.rows)) for _ in range(max(1, n_hidden))]
+        if not n_hidden:  # quantised before there are outputs: the same bytes
+            self.workspace.release(mark)
         outputs = self.workspace.array((self.pairs, down.rows))
-        if not hidden:  # quantised before there are outputs: the same bytes
-            hidden.append(outputs.reshape(-1)[: self.pairs * gate.rows].reshape(self.pairs, gate.rows))
         for first, second, last in gate.rounds(self.ids) if gate.rounds else ((gate, up, down),):
             if made is not None:
                 self._prompt_product(first, GATE_UP, inputs, made.q, groups, second.addresses, (down.type, made))
@@ -371,9 +373,8 @@ class _Part:
     def _prompt_plan(self, bank: Bank, mode: str) -> Prompts | None:
         if bank.type.is_float:
             return None
-        each = prompt_plans.expected(self.pairs, bank.experts)
-        way = few_plans.plan if self.in_place else prompt_plans.prompt_plan
-        return way(cards.card(), bank.type, mode, (bank.rows,), bank.cols, each)
+        sizes = bank.rows, bank.cols, self.pairs, bank.experts
+        return _prompt_plan(cards.card(), bank.type, mode, *sizes, self.in_place, few_plans.limits())
 
     def _sorted(
         self, bank: Bank, plan: Prompts | None, groups: dict[int, tuple[DeviceArray, ...]]
@@ -410,6 +411,16 @@ class _Part:
         launch, made = _prepared(plan, kind, mode, for_type, *sizes), inputs.of(kind)
         sorted_by = bank.addresses, second, order, tile_list, n_tiles
         launch(matrices, (made.q, made.d, made.sums, None, *sorted_by, *after))
+
+
+@lru_cache(maxsize=1024)
+def _prompt_plan(
+    card: Card, kind: TensorType, mode: str, rows: int, cols: int, pairs: int, experts: int, in_place: bool,
+    _limits: tuple[int, ...],
+) -> Prompts:  # fmt: skip
+    """How a product of all pairs is cut; `_limits`: of few_plans.py."""
+    way = few_plans.plan if in_place else prompt_plans.prompt_plan
+    return way(card, kind, mode, (rows,), cols, prompt_plans.expected(pairs, experts))
 
 
 @lru_cache(maxsize=1024)
