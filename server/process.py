@@ -118,7 +118,7 @@ class EngineProcess:
         return lines or None
 
     async def read_line(self) -> bytes | None:
-        """The first of them."""
+        """The first line that has come, as `read_lines` gives them; None at the end of stdout."""
         lines = await self.read_lines()
         if lines is None:
             return None

@@ -122,7 +122,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except Refused as error:
         refused = error
     except web.HTTPNotFound:
-        refused = Refused(404, f"there is no {request.path[:200]} here")
+        refused = Refused(404, f"there is no {request.path[:200]} here; the OpenAI interface begins at /v1")
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods - {"OPTIONS", "HEAD"}))
         refused = Refused(405, f"{request.path} takes {allowed}, not {request.method[:20]}")

@@ -243,7 +243,8 @@ class Service:
                 "engine: %d slots in %d groups (%d asked)", engine.n_slots, engine.n_groups, self.settings.parallel
             )
         else:
-            log.info("engine: requests are served one at a time (%d slots asked)", self.settings.parallel)
+            asked = f"; {self.settings.parallel} slots were asked for" if self.settings.parallel > 1 else ""
+            log.info("engine: requests are served one at a time%s", asked)
         drafts_in_slots = engine.n_slots > 0 and info.whole("mtp_max") > 0
         if switch(self.settings.launch.env, "STRATA_BATCH_MTP", False) and not drafts_in_slots:
             log.warning("engine: STRATA_BATCH_MTP=1 does nothing: drafts in slots need slots and a draft layer")
@@ -299,7 +300,7 @@ class Service:
         ]
         if record.drafts_offered:
             parts.append(f"drafts {record.drafts_accepted} of {record.drafts_offered}")
-        if record.hit_rate is not None:
+        if record.hit_rate is not None and self.info.text("device") != "host":
             parts.append(f"experts in VRAM {record.hit_rate:.1%}, over PCIe {record.pcie_share or 0.0:.1%}")
         parts.append(" > ".join(job.path) or "never sent")
         if job.n_yields:

@@ -28,28 +28,28 @@ class KeptIds:
     def __init__(self, limit: int = KEPT_BYTES) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, array[int]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[array[int], int]] = OrderedDict()  # with what each was counted as
         self.n_bytes = 0
 
     def get(self, text: str) -> array[int] | None:
         """The ids, which must not be changed; None when they are not kept."""
         with self._lock:
-            ids = self._kept.get(text)
-            if ids is not None:
-                self._kept.move_to_end(text)
-            return ids
+            found = self._kept.get(text)
+            if found is None:
+                return None
+            self._kept.move_to_end(text)
+            return found[0]
 
     def put(self, text: str, ids: array[int]) -> None:
-        if len(text) < LEAST_CHARS or _size(text, ids) > self._limit:
+        # Counted once: a text grows by its UTF-8 form when a library has asked for that.
+        size = sys.getsizeof(text) + ids.itemsize * len(ids) + _ENTRY_BYTES
+        if len(text) < LEAST_CHARS or size > self._limit:
             return
         with self._lock:
             if text in self._kept:
                 return
-            self._kept[text] = ids
-            self.n_bytes += _size(text, ids)
+            self._kept[text] = ids, size
+            self.n_bytes += size
             while self.n_bytes > self._limit:
-                self.n_bytes -= _size(*self._kept.popitem(last=False))
-
-
-def _size(text: str, ids: array[int]) -> int:
-    return sys.getsizeof(text) + ids.itemsize * len(ids) + _ENTRY_BYTES
+                _, (_, gone) = self._kept.popitem(last=False)
+                self.n_bytes -= gone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -81,3 +82,15 @@ def test_the_text_that_was_used_longest_ago_goes_first_and_short_ones_are_not_ke
     assert [kept.get(text) is not None for text in texts] == [True, False, True]
     kept.put("short", array("i", [1]))
     assert kept.get("short") is None
+
+
+def test_a_text_that_has_grown_meanwhile_leaves_with_more_than_it_was_counted_as() -> None:
+    kept = KeptIds(1200)
+    text = "\u0416" * 200
+    kept.put(text, array("i", [1]))
+    assert 0 < kept.n_bytes <= 1200
+    ctypes.pythonapi.PyUnicode_AsUTF8AndSize(ctypes.py_object(text), None)  # the text keeps its UTF-8 form from now on
+    kept.put("a" * 600, array("i", [1]))
+    other = KeptIds(1200)
+    other.put("a" * 600, array("i", [1]))
+    assert kept.get(text) is None and kept.n_bytes == other.n_bytes
