@@ -41,6 +41,9 @@ TOOL = "server-rate"
 CHUNK_US: Final = 2000.0
 TOKEN_US: Final = 20.0
 WAIT_S: Final = 120.0
+"""Beside the time that the streams take by the clock."""
+LEAST_WINDOWS: Final = 10
+"""Of a stream: fewer say nothing about a rate."""
 _PIECE = re.compile(rb'"content":"([^"]+)"')
 _USAGE = re.compile(rb'"prompt_tokens":(\d+)')
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -60,15 +63,22 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if min(*args.streams, *args.window_us, args.seconds, args.repeat) <= 0:
         console.print("--streams, --window-us, --seconds and --repeat: above 0")
         return 2
+    if args.seconds * 1e6 < LEAST_WINDOWS * max(args.window_us):
+        console.print(f"--seconds: at least {LEAST_WINDOWS} windows, {LEAST_WINDOWS * max(args.window_us) * 1e-6:g}")
+        return 2
     findings = Findings()
     vocabulary = Vocabulary.load(args.pack)
-    texts = {vocabulary.token_bytes(token): stamp for stamp, token in enumerate(stamps(vocabulary))}
+    try:
+        texts = {vocabulary.token_bytes(token): stamp for stamp, token in enumerate(stamps(vocabulary))}
+    except ValueError as error:
+        console.print(f"--pack: {error}")
+        return 2
     for window_us in args.window_us:
         with _server(args.pack, max(*args.streams, 2), window_us) as running:
             for n in args.streams:
                 console.print(f"{n} streams, a window every {window_us:g} us ..")
                 n_tokens = int(args.seconds * 1e6 / window_us)
-                runs = [asyncio.run(measure(running, texts, n, n_tokens)) for _ in range(1 + args.repeat)]
+                runs = [asyncio.run(measure(running, texts, n, n_tokens, window_us)) for _ in range(1 + args.repeat)]
                 note(findings, n, window_us, runs[1:])  # the first one warms up
     flags = {name: getattr(args, name) for name in ("streams", "window_us", "seconds", "repeat")}
     report = Report(tool=f"strata-bench {TOOL}", records=findings.records, checks=findings.checks, flags=flags)
@@ -139,14 +149,17 @@ class Run:
         return max(s.times[0] for s in self.streams) - min(s.sent_s for s in self.streams) - reads
 
 
-async def measure(running: Running, texts: dict[bytes, int], n: int, n_tokens: int) -> Run:
-    """n streams of so many tokens."""
+async def measure(running: Running, texts: dict[bytes, int], n: int, n_tokens: int, window_us: float) -> Run:
+    """n streams of so many tokens. Raises EngineFailed when some do not come."""
     assert running.pid is not None and running.engine_pid is not None
     pids = (running.pid, running.engine_pid)
     before = (*map(cpu_s, pids), time.process_time())
     streams = [Stream(texts) for _ in range(n)]
-    async with asyncio.timeout(WAIT_S):
-        await asyncio.gather(*(_ask(running.url, i, n_tokens, stream) for i, stream in enumerate(streams)))
+    try:
+        async with asyncio.timeout(WAIT_S + n_tokens * window_us * 1e-6):
+            await asyncio.gather(*(_ask(running.url, i, n_tokens, stream) for i, stream in enumerate(streams)))
+    except TimeoutError:
+        raise EngineFailed(f"{n} streams of {n_tokens} tokens have not ended in time") from None
     after = (*map(cpu_s, pids), time.process_time())
     if missing := n * n_tokens - sum(len(s.times) for s in streams):
         raise EngineFailed(f"{missing} of {n * n_tokens} tokens have not come")

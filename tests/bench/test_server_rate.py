@@ -29,6 +29,12 @@ def test_streams_through_a_real_server_get_every_token_of_the_clock(tmp_path):
         assert records[f"{n} streams, a window every 4000 us: under way, p50"]["median"] > 0
 
 
+def test_a_time_too_short_for_a_rate_is_refused_before_anything_is_started(capsys):
+    argv = ["server-rate", "--pack", "none.gguf", "--window-us", "8000", "1600", "--seconds", "0.05"]
+    assert main(argv) == 2
+    assert "--seconds: at least 10 windows, 0.08" in capsys.readouterr().out
+
+
 def test_a_text_that_the_engine_has_not_said_is_noticed():
     stream = Stream({b"one": 1})
     stream.take(b'data: {"content":"one"}\n\ndata: {"content":"t')
