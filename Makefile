@@ -15,8 +15,11 @@ help:
 	@echo "make test     every test that needs no graphics card (about 9 minutes on 2 cores)"
 	@echo "make bench    measure the engine on this machine with the demo model"
 	@echo "make lint     ruff, mypy, import-linter"
+	@echo "make format   what ruff can put right"
 	@echo "make soak     the long runs: fuzzing and load for minutes"
+	@echo "make gpu-test the tests that need a graphics card"
 	@echo "make docs     write the generated pages of docs/ again"
+	@echo "make clean    remove .venv and all that was built"
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
