@@ -365,6 +365,8 @@ class CudaRunner:
             ticket.wait()
         elif before is not None:  # the card has the next window before this one has ended
             before.wait()
+        if self._tier is not None:
+            self._tier.check()
         return ticket.logits
 
     def sample(self, logits: Array, recent: I32, how: Sampling, position: int) -> int:

@@ -30,7 +30,7 @@ PROBES: Final = 2
 """How many of them, and at most twice as many windows."""
 FIRST_REST: Final = 256
 MOST_REST: Final = 4096
-"""Windows without drafts before the second try, and before any."""
+"""Windows without drafts behind the first try that did not pay, and behind any."""
 OUTLIER: Final = 3.0
 """A window of so many times the usual is counted as so many: another program had the machine, a graph was captured."""
 FIRST_OUTLIER: Final = 12.0

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from strata.engine.draft.policy import OUTLIER
+
 FOLLOW: Final = 0.1
 """How fast the share of a depth follows the text."""
 FOLLOW_TIME: Final = 0.2
@@ -19,8 +21,6 @@ MEASURED: Final = 3
 """Windows with one draft, and with all, that are timed before anything is chosen."""
 LOOK: Final = 16
 """Windows between two with all drafts, which tell how the deeper ones do now: they go on while all of them are kept."""
-OUTLIER: Final = 3.0
-"""A window of so many times the usual is counted as so many."""
 
 
 class WindowTimes:

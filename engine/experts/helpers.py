@@ -7,7 +7,7 @@ processor computes the others meanwhile, and all that lie in the file only.
     helpers.measured(spare)                                 # with `--pcie-frac auto`, once all bytes are there
 
 Exact    the processor's products are the card's, bit for bit, so the share never changes a text
-Errors   DeviceError from `window_over`: the processor has not answered in time
+Errors   DeviceError from `window_over` and `check`: the processor has not answered in time
 Cost     two launches a layer of a window; threads that spin while windows run
 """
 
@@ -129,7 +129,7 @@ class HostExperts:
     def window_over(self) -> None:
         """A window is over, and the next one may be queued already. Raises DeviceError when an answer did not come in
         time: windows since then mean nothing."""
-        self._check()
+        self.check()
         if self._balance is None:
             return
         self._windows += 1
@@ -143,7 +143,8 @@ class HostExperts:
             self._seen = now
             self._queue_share(self._balance.look(*came))
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises DeviceError when an answer did not come in time, of the windows that have ended so far."""
         if self._desk is not None and self._desk.failed is not None:
             remedy = "give it more time of its own, or use --pcie-frac 1"
             if self._filed:

@@ -91,6 +91,11 @@ class Tier:
         if self._windows % self._every == 0:
             self._ask()
 
+    def check(self) -> None:
+        """A window that read a piece of a prompt is over. Raises DeviceError when it waited in vain."""
+        if self._store.helpers is not None:
+            self._store.helpers.check()
+
     def figures(self) -> dict[str, int]:
         """What INFO says of experts, beside what never changes."""
         adapter, lending = self._adapter, self._lending

@@ -409,14 +409,17 @@ def test_float_experts_that_fit_no_ram_are_refused_with_what_helps(emulated_card
         CudaRunner(open_pack(packs["odd-f32"]), how, driver=emulated_card.driver())
 
 
-def test_a_processor_that_does_not_answer_ends_the_request_with_a_reason(emulated_card, pack, monkeypatch):
+@pytest.mark.parametrize(("prompt", "max_new"), [(3, 1), (12, 3)], ids=["before-its-first-token", "while-it-decodes"])
+def test_a_processor_that_does_not_answer_ends_the_request_with_a_reason(
+    emulated_card, pack, monkeypatch, prompt, max_new
+):
     monkeypatch.setattr(helpers, "LIMIT_S", 3.0)
     with emulated_card.plugged_in() as card:
         runner = CudaRunner(pack, replace_options(device="cuda", expert_cache=1, pcie_frac=0.5), driver=card.driver())
         runner.warm()
         runner._resident.store.helpers._server.stop()
         with pytest.raises(DeviceError, match=r"has not computed experts of layer 0 within 3 s; .*pcie-frac 1"):
-            run(runner, [Request(ids(3), 3, Sampling())])
+            run(runner, [Request(ids(prompt), max_new, Sampling())])
 
 
 def test_what_windows_pick_is_counted_and_kept_for_the_next_start(any_card, pack, host, tmp_path, monkeypatch):
