@@ -32,8 +32,9 @@ def test_tests_that_take_a_whole_card_are_not_run_beside_others():
         and not alone.words
     )
     assert rest.paths == alone.paths == REST and "not whole_card" in rest.marks and "not" not in alone.marks
+    assert not any(part.may_be_empty for part in (kernels, rest, alone))
     (only,) = parts([f"{KERNELS}/test_norm.py"], workers=1, sanitize=False)
-    assert only.paths == (f"{KERNELS}/test_norm.py",) and not only.words
+    assert only.paths == (f"{KERNELS}/test_norm.py",) and not only.words and only.may_be_empty
 
 
 def test_a_run_without_tests_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
