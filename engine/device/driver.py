@@ -123,15 +123,6 @@ class Uploader(Protocol):
     def finish(self) -> None: ...
 
 
-def has_cupy() -> bool:
-    """Whether CuPy can be imported; a broken installation counts as none."""
-    try:
-        import cupy  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
 class CupyDriver:
     """The first card that CUDA_VISIBLE_DEVICES leaves visible."""
 

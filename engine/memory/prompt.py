@@ -25,7 +25,6 @@ Kind = Literal["own", "borrow", "hybrid"]
 
 GRID: Final = 256
 """Prompt chunks are planned in steps of so many tokens."""
-AUTO_MAX: Final = 8192
 OWN_CANDIDATES: Final = (32768, 16384, 8192, 6144, 4096, 3072, 2048, 1024, 512, 256)
 """Own buffers from spare memory."""
 STEPS: Final = (6144, 4096, 3072, 2048, 1536, 1024, 512, 256, 128, 64, 32)
