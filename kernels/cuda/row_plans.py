@@ -26,7 +26,7 @@ from strata.kernels.cuda.plans import (
     table_bytes,
     table_copies,
 )
-from strata.kernels.cuda.tile_plans import TilePlan
+from strata.kernels.cuda.tile_plans import BULK_ARCH, MOST_BYTES, PAIR, SEGMENT, STATIC, TilePlan
 from strata.kernels.formats import TensorType
 
 MOST_COLUMNS: Final = 8
@@ -38,16 +38,8 @@ MOST_PAIRS: Final = 128
 """Of a window: a warp finds four a lane."""
 MOST_TURNS: Final = 1 << 16
 """Of a block: product_row.cu divides them by multiplications that are exact below."""
-MOST_BYTES: Final = 1 << 31
-"""Of the weights of a block: product_row.cu counts them in 32 bits."""
-STATIC: Final = 1024
-"""Bytes for the shared variables of the kernel itself."""
-SEGMENT: Final = 48
 ARRIVED: Final = 4
-PAIR: Final = 28
-"""Bytes of a segment, of a strip and of a pair in the kernel's tables."""
-BULK_ARCH: Final = 90
-"""The first architecture that copies a run of bytes by one instruction."""
+"""Bytes of a strip in the kernel's tables."""
 SMALL_SPANS: Final = (5, 4, 2, 1)
 """Spans of an item of blocks of 32, by preference: an odd number of them keeps the lanes out of each other's banks."""
 ENOUGH_TURNS: Final = 12

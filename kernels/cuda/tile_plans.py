@@ -21,7 +21,7 @@ TERMS: Final = 2 * TILE_ROWS * 12 * 4
 MOST_ROWS: Final = 1 << 15
 """Of a block: segments.cuh divides them by multiplications that are exact below."""
 MOST_BYTES: Final = 1 << 31
-"""Of the weights of a pair: tile_job.cuh counts them in 32 bits."""
+"""Of the weights of a pair, or of a block of row_plans.py: the kernels count them in 32 bits."""
 STATIC: Final = 1024
 """Bytes for the shared variables of the kernel itself."""
 SEGMENT: Final = 48

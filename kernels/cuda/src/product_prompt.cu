@@ -413,26 +413,7 @@ DEVICE void copies_arrive() {
     __syncthreads();
 }
 
-// Where the row of each column begins, in int8, and the place of its results.
-DEVICE void find_sources(u8* shared, const Arguments& a, const Work& w) {
-    for (int c = threadIdx.x; c < BN; c += THREADS) {
-        const int column = w.begin + min(c, w.count - 1), place = MODE == DENSE ? column : a.order[column];
-        ((u32*)(shared + AT_SOURCE))[c] = (u32)(MODE == DENSE ? place : place / a.divide) * a.cols;
-        ((int*)(shared + AT_PLACES))[c] = place;
-    }
-}
-
-// The type's table, and the lane's copy of it.
-DEVICE Grid fill_table(u8* shared) {
-#if HAS_TABLE
-    enum { WORDS = F::LOOK == WORD ? 1 : 2 };
-    u32* table = (u32*)(shared + AT_TABLE);
-    for (int i = threadIdx.x; i < F::GRID * COPIES; i += THREADS)
-        for (int k = 0; k < WORDS; k++) table[i * WORDS + k] = table_words[i / COPIES * WORDS + k];
-#endif
-    const int lane = threadIdx.x & 31, copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES;
-    return Grid{shared + AT_TABLE + copy * (F::LOOK == WORD ? 4 : 8)};
-}
+#include "prompt_sources.cuh"
 
 KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Arguments a) {
     extern __shared__ __align__(16) u8 shared[];
