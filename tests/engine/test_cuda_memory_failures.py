@@ -37,7 +37,7 @@ from strata.protocol.lines import Token
 
 CONTEXT, CHUNK = 52, 18
 FOREVER = 1 << 30
-WHOLE = Options(pack="", device="cuda", max_context=CONTEXT, prefill=CHUNK, short_read=0)
+WHOLE = Options(pack="", device="cuda", max_context=CONTEXT, prefill=CHUNK, short_read=0, pcie_frac=1.0)
 QUARTER = msgspec.structs.replace(WHOLE, expert_cache=36)
 REQUEST = Request(np.arange(5, 5 + CHUNK + 3, dtype=np.int32), 3, Sampling(temperature=1.0, seed=3))
 

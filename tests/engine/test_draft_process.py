@@ -52,6 +52,7 @@ def test_the_log_says_where_drafts_come_from(drafting):
 
 
 def test_text_with_drafts_is_the_text_without(plain, drafting):
+    offered = 0  # by all: drafts that did not pay for one request are not tried with the next
     for line in asked():
         without, withal = plain.ask(line), drafting.ask(line)
         assert text(withal) == text(without)
@@ -59,7 +60,8 @@ def test_text_with_drafts_is_the_text_without(plain, drafting):
         assert withal[-1].chain is not None
         assert withal[-1].drafts_offered >= withal[-1].chain.suffix_offered >= 0
         assert withal[-1].lookups >= without[-1].lookups
-    assert withal[-1].drafts_offered > 0
+        offered += withal[-1].drafts_offered
+    assert offered > 0
 
 
 def test_a_conversation_goes_on_behind_drafts(plain, drafting):

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from strata.kernels.cpu.handover import Server
-from strata.kernels.cpu.team import awake, threads
 from strata.kernels.cuda.handover import OWN_WORDS, REQUESTS, SHARE, WAITS, Helper
 from strata.kernels.cuda.mixture import Bank, Shared, mixture
 from strata.kernels.desk import ANSWERED, ASKED, IN_FILE, Desk
@@ -158,24 +157,6 @@ def test_requests_long_after_each_other_are_seen(host, random_weight):
         x, ids, weights = drawn(1, 3, 6, 256, seed=seed)
         np.testing.assert_array_equal(helped.mixture(x, ids, weights, True), helped.mixture(x, ids, weights, False))
         time.sleep(0.3)  # the time itself is tested: the server naps meanwhile
-
-
-@pytest.mark.skipif(threads() < 2, reason="one processor")
-def test_threads_that_a_server_is_given_back_are_woken_for_the_next_request(host, random_weight):
-    helped = Helped(host, stacks_of(random_weight, TYPES[1], 64, 256, 12), held=4, share=0, served=False)
-    helped.server.use(1)
-    helped.server.start()
-    request = drawn(ROWS, 5, 12, 256, seed=0)
-    alone, until = helped.mixture(*request, True), time.monotonic() + LIMIT_S
-    while awake(2):
-        assert time.monotonic() < until
-        time.sleep(0.001)
-    helped.server.use(2)
-    until = time.monotonic() + LIMIT_S
-    np.testing.assert_array_equal(helped.mixture(*request, True), alone)
-    while not awake(2):  # on a busy machine they may have fallen asleep again before this line
-        assert time.monotonic() < until
-        helped.mixture(*request, True)
 
 
 def test_the_thread_ends_with_its_server(host, random_weight):
