@@ -90,7 +90,9 @@ class Tiers(Protocol):
     hits: Array
 
     def bind(self, layer: int, stacks: Sequence[Weight]) -> Sequence[Weight]: ...
+    def load(self) -> None: ...
     def loaded(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Lender(Protocol):
@@ -224,6 +226,8 @@ class CudaDevice:
         self.driver.synchronize()  # the arena is zero before anything lands in it
         self._loading = Loading(self.driver, self._copies)
         self._copies = []
+        if self.tiers is not None:
+            self.tiers.load()
 
     def loaded(self) -> None:
         """Until they are there."""
@@ -238,6 +242,8 @@ class CudaDevice:
         if self._loading is not None:
             self._loading.cancel()
         self._loading = None
+        if self.tiers is not None:
+            self.tiers.close()
 
     # ----------------------------------------------------------------------------------------------------- workspace
 

@@ -126,6 +126,11 @@ class HostExperts:
         self.set_share(self.share)
         self._server.start()
 
+    def close(self) -> None:
+        """No window comes any more."""
+        if self._server is not None:
+            self._server.stop()
+
     def window_over(self) -> None:
         """A window is over, and the next one may be queued already. Raises DeviceError when an answer did not come in
         time: windows since then mean nothing."""

@@ -160,10 +160,7 @@ class ExpertStore:
                 self._promise(stacks, expert, size.begins, self._cache[begin : begin + size.n_bytes], host=False)
             else:
                 self._promise(stacks, expert, size.begins, ram[at * size.n_bytes : (at + 1) * size.n_bytes], host=True)
-        bound = self._bound(layer, stacks, homes, ram)
-        if self.helpers is not None and len(self._layers) == len(self.placement.sizes):
-            self.helpers.start()
-        return bound
+        return self._bound(layer, stacks, homes, ram)
 
     def _bound(self, layer: int, stacks: Sequence[Weight], homes: Homes, ram: Bytes) -> tuple[Weight, ...]:
         """The stacks with their banks, behind the layer's tables and rounds."""
@@ -206,6 +203,16 @@ class ExpertStore:
         size = self.placement.sizes[layer]
         slots = int(self._staging.size) // size.n_bytes
         return Stage(self._staging, slots, size.n_bytes, size.begins, cache, cache + self._cache.size)
+
+    def load(self) -> None:
+        """All layers are bound: bytes come, and windows may."""
+        if self.helpers is not None:
+            self.helpers.start()
+
+    def close(self) -> None:
+        """Stop what runs beside the caller."""
+        if self.helpers is not None:
+            self.helpers.close()
 
     def loaded(self) -> None:
         """All bytes are there: prompts may bring experts over."""

@@ -156,8 +156,8 @@ class Resident:
     @contextmanager
     def _loading(self) -> Iterator[None]:
         """Weights come meanwhile, and are there afterwards; what fails leaves nothing open."""
-        self.device.load()
         try:
+            self.device.load()
             yield
             self._loaded()
         except BaseException:

@@ -154,6 +154,7 @@ class Server:
         self._state[S_WORKER], self._state[S_THREADS] = worker(), self._threads
         for name, entry in entries().items():
             self._state[name] = entry
+        self._thread: threading.Thread | None = None
 
     @property
     def busy_ms(self) -> float:
@@ -176,15 +177,18 @@ class Server:
         """Answer on n threads from the next request on, at most those that were given."""
         self._state[S_THREADS] = min(max(n, 1), self._threads)
 
-    def stop(self) -> None:
-        """Answer no more."""
-        _stop(self._state)
-
     def start(self) -> None:
         """Answer from now on."""
         kept = self._state, self._threads, (self._desk, self._layers, self._memory, self._kept)
         weakref.finalize(self, _stop, self._state)
-        threading.Thread(target=_run_server, args=kept, name="experts", daemon=True).start()
+        self._thread = threading.Thread(target=_run_server, args=kept, name="experts", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer no more: a request that is being computed is the last one, and waited for."""
+        _stop(self._state)
+        if self._thread is not None:
+            self._thread.join()
 
 
 def _run_server(state: npt.NDArray[np.int64], n: int, memory: object) -> None:
