@@ -15,7 +15,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -100,36 +100,48 @@ class ListState:
 
 
 class PacedRunner:
-    """`schedule.ports.Runner` on a clock."""
+    """`schedule.ports.Runner` on a clock: `now` in seconds, `sleep` until so many are over."""
 
-    def __init__(self, n_slots: int, pace: Pace, ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        n_slots: int,
+        pace: Pace,
+        ids: Sequence[int],
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.state = ListState(1 + n_slots)
         self._pace = pace
         self._ids = ids
+        self._now = now
+        self._sleep = sleep
         self._over = 0.0  # when the device is done with what was asked for
         self._ahead = 0.0  # the same for the window after that; 0: it has not been started
 
     def feed(self, slot: int, begin: int, tokens: I32, want_logits: bool) -> None:
         self._over = self._behind(self._over, self._pace.chunk + self._pace.token * len(tokens))
         self._ahead = 0.0
-        _sleep_until(self._over)
+        self._sleep_until(self._over)
         self.state.advance(slot, len(tokens))
 
     def sample(self, logits: object, recent: I32, how: Sampling, position: int) -> int:
-        return self._ids[stamp_at(time.monotonic())]
+        return self._ids[stamp_at(self._now())]
 
     def window(self, rows: Sequence[Row], again: bool) -> list[int]:
         self._over = self._ahead or self._behind(self._over, self._pace.window)
         self._ahead = self._behind(self._over, self._pace.window) if again else 0.0
-        _sleep_until(self._over)
+        self._sleep_until(self._over)
         for row in rows:
             self.state.advance(row.slot, 1)
         return [self._ids[stamp_at(self._over)]] * len(rows)
 
-    @staticmethod
-    def _behind(before: float, seconds: float) -> float:
+    def _behind(self, before: float, seconds: float) -> float:
         """When work that is launched now is over, which begins when the device is free."""
-        return max(time.monotonic(), before) + seconds
+        return max(self._now(), before) + seconds
+
+    def _sleep_until(self, moment: float) -> None:
+        if (left := moment - self._now()) > 0:
+            self._sleep(left)
 
     def check(self, lengths: Sequence[tuple[int, int]]) -> None:
         for slot, n in lengths:
@@ -144,11 +156,6 @@ class PacedRunner:
 
     def verify(self, rows: Sequence[Row]) -> list[list[int]]:
         raise RuntimeError("no drafts")
-
-
-def _sleep_until(moment: float) -> None:
-    if (left := moment - time.monotonic()) > 0:
-        time.sleep(left)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

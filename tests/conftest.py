@@ -6,9 +6,11 @@ import gc
 import importlib.util
 import json
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 # Read when NumPy loads its BLAS: a team of spinning threads costs the reference path a factor of 3 on busy cores.
@@ -17,13 +19,25 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 import pytest
 
-DATA = Path(__file__).resolve().parent / "data"
+HERE = Path(__file__).resolve().parent
+DATA = HERE / "data"
 
 
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: no later search for garbage walks it, and tests ask for many."""
     gc.collect()
     gc.freeze()
+
+
+def module_of(path: Path) -> ModuleType:
+    """A file beside the tests as a module, loaded once."""
+    name = f"strata_test_{path.stem}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec and spec.loader
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
 
 
 class Packs:
@@ -34,10 +48,7 @@ class Packs:
     """
 
     def __init__(self, folder: Path) -> None:
-        spec = importlib.util.spec_from_file_location("strata_test_unpack", DATA / "unpack.py")
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = module_of(DATA / "unpack.py")
         self.folder = folder / module.digest(module.ARCHIVE)
         self._archive = module.Archive()
         self._paths: dict[str, Path] = {}
@@ -74,3 +85,11 @@ def golden() -> Callable[[str], dict[str, np.ndarray]]:
 def golden_index() -> dict[str, Any]:
     """`golden/index.json`: margins of every routing choice, agreement between implementations, counts of types."""
     return json.loads((DATA / "golden" / "index.json").read_text())  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def emulated_card(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The machine of tests/engine/device/emulated_card.py; its compiled kernels are kept between runs."""
+    cache_dir = getattr(request.config, "cache", None)
+    folder = Path(cache_dir.mkdir("emulated")) if cache_dir else tmp_path_factory.mktemp("emulated")
+    return module_of(HERE / "engine" / "device" / "emulated_card.py").EmulatedCard(folder)

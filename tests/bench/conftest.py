@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from strata.engine.pack import Pack, open_pack
 
 LAYERS = 2
-
-
-@pytest.fixture(scope="session")
-def emulated_card(request, tmp_path_factory) -> object:
-    """The machine of tests/engine/device/emulated_card.py; its compiled kernels are kept between runs."""
-    path = Path(__file__).parents[1] / "engine" / "device" / "emulated_card.py"
-    spec = importlib.util.spec_from_file_location("strata_test_emulated_card", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    cache_dir = getattr(request.config, "cache", None)
-    folder = Path(cache_dir.mkdir("emulated")) if cache_dir else tmp_path_factory.mktemp("emulated")
-    return module.EmulatedCard(folder)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import queue
 import select
@@ -340,19 +339,6 @@ def scripted() -> type[ScriptedModel]:
 def schedule() -> Callable[..., Schedule]:
     """schedule(model, chunk=4, reuse=True, ..) -> the real schedule over a scripted model."""
     return scripted_path
-
-
-@pytest.fixture(scope="session")
-def emulated_card(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> object:
-    """The machine of tests/engine/device/emulated_card.py; its compiled kernels are kept between runs."""
-    path = Path(__file__).with_name("device") / "emulated_card.py"
-    spec = importlib.util.spec_from_file_location("strata_test_emulated_card", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    cache_dir = getattr(request.config, "cache", None)
-    folder = Path(cache_dir.mkdir("emulated")) if cache_dir else tmp_path_factory.mktemp("emulated")
-    return module.EmulatedCard(folder)
 
 
 SHARED_CARD = 4 << 30

@@ -17,7 +17,7 @@ from strata.engine.memory.profile import read_profile
 from strata.engine.model import resident
 from strata.engine.model.resident import RESERVE
 from strata.engine.options import Options, Refused
-from strata.engine.pack import open_pack
+from strata.engine.pack import ModelSpec, open_pack
 from strata.engine.runner import ModelRunner
 from strata.engine.schedule.live import Path
 from strata.engine.schedule.ports import SOLO, Row, Rules
@@ -311,6 +311,21 @@ def test_info_tells_the_card(runner):
 MIB = 1 << 20
 
 
+def same_as_host(tiered: CudaRunner, host: ModelRunner, spec: ModelSpec, n: int) -> Done:
+    """A request of n tokens and two slots say what they say on the host; the end of the request when it is repeated,
+    with what windows have picked."""
+    request = Request(ids(CHUNK + 3), n, PENALISED, penalty_last_n=64)
+    assert run(tiered, [request]) == run(host, [request])
+    slots = [(0, asked(ids(5), 4, **GROWING)), (1, asked(ids(6, 2), 3))]
+    assert batch(tiered, slots) == batch(host, slots)
+    path = path_of(tiered)
+    path.rules = replace(path.rules, routed=spec.layers * spec.experts_used, in_vram=True, hits=tiered.solo_hits)
+    events = path.start(request)
+    while path.busy:
+        events += path.step()
+    return events[-1]
+
+
 @pytest.mark.parametrize("beside", [0, 1], ids=["waiting", "beside"])
 def test_requests_with_a_quarter_of_the_experts_in_vram_are_those_of_the_host_and_say_where_experts_lay(
     any_card, pack, host, beside
@@ -322,16 +337,7 @@ def test_requests_with_a_quarter_of_the_experts_in_vram_are_those_of_the_host_an
     tiered = CudaRunner(pack, how, driver=any_card())
     tiered.warm()
     assert tiered.info()["expert_slots"] == quarter
-    request = Request(ids(CHUNK + 3), 6, PENALISED, penalty_last_n=64)
-    assert run(tiered, [request]) == run(host, [request])
-    slots = [(0, asked(ids(5), 4, **GROWING)), (1, asked(ids(6, 2), 3))]
-    assert batch(tiered, slots) == batch(host, slots)
-    path = path_of(tiered)
-    path.rules = replace(path.rules, routed=spec.layers * spec.experts_used, in_vram=True, hits=tiered.solo_hits)
-    events = path.start(request)
-    while path.busy:
-        events += path.step()
-    done = events[-1]
+    done = same_as_host(tiered, host, pack.spec, 6)
     assert done.lookups == 5 * spec.layers * spec.experts_used == done.hits + done.ram_blobs
     assert 0 < done.hits < done.lookups and done.offloaded == done.ram_blobs
     assert " experts have changed places in " in tiered.costs and "; 0 experts" not in tiered.costs
@@ -343,18 +349,7 @@ def test_requests_whose_missing_experts_the_processor_computes_are_those_of_the_
     how = replace_options(device="cuda", batch=2, expert_cache=36, adapt_every=1, adapt_min_gain=0.0, pcie_frac=0.0)
     helped = CudaRunner(pack, how, driver=any_card())
     helped.warm()
-    request = Request(ids(CHUNK + 3), 5, PENALISED, penalty_last_n=64)
-    assert run(helped, [request]) == run(host, [request])
-    slots = [(0, asked(ids(5), 4, **GROWING)), (1, asked(ids(6, 2), 3))]
-    assert batch(helped, slots) == batch(host, slots)
-    path = path_of(helped)
-    path.rules = replace(
-        path.rules, routed=pack.spec.layers * pack.spec.experts_used, in_vram=True, hits=helped.solo_hits
-    )
-    events = path.start(request)
-    while path.busy:
-        events += path.step()
-    done = events[-1]
+    done = same_as_host(helped, host, pack.spec, 5)
     assert done.offloaded == 0 < done.ram_blobs == done.lookups - done.hits, "the processor computes all of them"
     helped.close()
     figures = helped.figures()
@@ -381,18 +376,7 @@ def test_requests_whose_missing_experts_lie_in_the_file_are_those_of_the_host(an
     placement = tiered._resident.store.placement
     assert placement.in_cache == quarter and placement.filed.any() and placement.in_ram.any() == (where == "half")
     assert tiered.info()["arena_mib"] == placement.locked_bytes // MIB
-    request = Request(ids(CHUNK + 3), 5, PENALISED, penalty_last_n=64)
-    assert run(tiered, [request]) == run(host, [request])
-    slots = [(0, asked(ids(5), 4, **GROWING)), (1, asked(ids(6, 2), 3))]
-    assert batch(tiered, slots) == batch(host, slots)
-    path = path_of(tiered)
-    path.rules = replace(
-        path.rules, routed=pack.spec.layers * pack.spec.experts_used, in_vram=True, hits=tiered.solo_hits
-    )
-    events = path.start(request)
-    while path.busy:
-        events += path.step()
-    done = events[-1]
+    done = same_as_host(tiered, host, pack.spec, 5)
     assert done.file_blobs > 0 == done.offloaded or where == "half"
     assert 0 < done.lookups - done.hits <= done.ram_blobs + done.file_blobs, "pieces of prompts count as well"
     assert done.file_mb == pytest.approx(done.file_blobs * size / pack.spec.experts / 1e6)

@@ -8,7 +8,6 @@ Test hook    STRATA_TEST_HEAD_MOVE holds for the first start in the working fold
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from contextlib import ExitStack
@@ -37,13 +36,9 @@ def lending(room: loan.LoanRoom, price: loan.Priced) -> loan.LoanPlan:
 
 def emulated(folder: Path, stack: ExitStack) -> None:
     """Put a card without hardware where the engine looks for one."""
-    path = Path(__file__).with_name("emulated_card.py")
-    spec = importlib.util.spec_from_file_location("strata_test_emulated_card", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    card = stack.enter_context(module.EmulatedCard(folder).plugged_in())
+    from emulated_card import EmulatedCard  # beside this program
+
+    card = stack.enter_context(EmulatedCard(folder).plugged_in())
     stack.enter_context(mock.patch.object(cuda, "CupyDriver", card.driver))
     stack.enter_context(mock.patch.object(options, "find_spec", lambda name: name))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,16 +16,6 @@ EXPERTS, BYTES = 6, (340, 170, 34)
 SIZE = ExpertSize(*BYTES)
 WHERE = st.lists(st.lists(st.sampled_from("vrf"), min_size=EXPERTS, max_size=EXPERTS), min_size=1, max_size=4)
 """Of the experts of layers: in the cache, in RAM, in the file."""
-
-
-@pytest.fixture(scope="module")
-def new_driver(emulated_card):
-    def make(eager: bool):
-        driver = emulated_card.driver()
-        driver.eager = eager
-        return driver
-
-    return make
 
 
 class Layer:

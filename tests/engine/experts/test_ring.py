@@ -16,16 +16,6 @@ LAYERS = st.lists(st.integers(0, 7), min_size=1, max_size=5)
 """Missing experts of each layer."""
 
 
-@pytest.fixture(scope="module")
-def new_driver(emulated_card):
-    def make(eager: bool):
-        driver = emulated_card.driver()
-        driver.eager = eager
-        return driver
-
-    return make
-
-
 def ring_of(driver, layers: list[int], experts: int) -> tuple[Ring, list[range], list[np.ndarray]]:
     """A ring, the rounds of each layer, and what RAM holds of it."""
     ring = Ring(driver, driver.allocate(ring_bytes(experts, SIZE)))

@@ -15,9 +15,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from strata.engine.device import cuda
+from strata.engine.device.base import Memory
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.device.meter import Meter
 from strata.engine.memory.profile import Profile, encode
+from strata.engine.model import resident
 from strata.engine.model.model import Model, bind
 from strata.engine.model.rows import Rows
 from strata.engine.model.weights import rope_table
@@ -268,6 +271,13 @@ def counting() -> Iterator[object]:
     """A driver that only counts."""
     with _figures(H100):
         yield CountingDriver()
+
+
+@pytest.fixture
+def headers_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start reads nothing from the file, on a machine with all the RAM that one can want."""
+    monkeypatch.setattr(cuda, "Loading", mock.Mock())
+    monkeypatch.setattr(resident, "ram", lambda: Memory(1 << 40, 1 << 40))
 
 
 @pytest.fixture(params=["counting", pytest.param("card", marks=pytest.mark.gpu)])

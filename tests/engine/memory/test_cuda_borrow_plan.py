@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from unittest import mock
 
 import pytest
 
 from strata.engine.capacity import state_plan
-from strata.engine.device import cuda
 from strata.engine.device.arena import MIB
 from strata.engine.device.base import Memory
 from strata.engine.device.cuda import CudaDevice
@@ -17,7 +15,6 @@ from strata.engine.experts.plan import Asked
 from strata.engine.memory.command import gather
 from strata.engine.memory.figures import Switches
 from strata.engine.memory.plan import plan_memory
-from strata.engine.model import resident
 from strata.engine.model.resident import Resident
 from strata.engine.model.slot_loan import SlotLoan
 from strata.engine.options import Options, fitted
@@ -41,10 +38,8 @@ def options(full_pack):
 
 
 @pytest.fixture
-def start(counting, options, monkeypatch):
+def start(counting, options, headers_only):
     """The model on a card that only counts, with an order of its experts; nothing is read from the file."""
-    monkeypatch.setattr(cuda, "Loading", mock.Mock())
-    monkeypatch.setattr(resident, "ram", lambda: Memory(1 << 40, 1 << 40))
     pack = open_pack(options.pack)
     order = tuple(by_number(pack.spec.layers, pack.spec.experts))
     return Resident(

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import pytest
 
 from strata.engine.capacity import state_plan
-from strata.engine.device import cuda
 from strata.engine.device.arena import MIB
-from strata.engine.device.base import Memory
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.experts.plan import Asked
 from strata.engine.memory.loan import plan_loan
-from strata.engine.model import resident
 from strata.engine.model.card_drafter import CardDrafts
 from strata.engine.model.resident import Resident
 from strata.engine.options import Options, fitted
@@ -23,10 +18,8 @@ LIMIT_MIB, RESERVE_MIB, CONTEXT = 8151, 590, 29_880
 
 
 @pytest.fixture
-def start(counting, full_pack, full_draft, monkeypatch):
+def start(counting, full_pack, full_draft, headers_only):
     """The model with a loan on a card that only counts; nothing is read from the file."""
-    monkeypatch.setattr(cuda, "Loading", mock.Mock())
-    monkeypatch.setattr(resident, "ram", lambda: Memory(1 << 40, 1 << 40))
     pack = open_pack(full_pack)
     options = Options(
         pack=str(full_pack), device="cuda", kv="int8", max_context=CONTEXT, prompt_cache=3, mtp="", spec=4
