@@ -22,10 +22,10 @@ from strata.kernels.cuda.compile import load_kernel
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.desk import MOST_PAIRS, Desk
 
-SHARE, REQUESTS, WAITS = 2, 6, 7
-OWN_WORDS: Final = 8
-"""Words of `own`: how many 256ths of the missing experts the card reads itself; how many requests there have been, and
-for how many answers the card waited."""
+SHARE, REQUESTS, WAITS, AHEAD = 2, 6, 7, 8
+OWN_WORDS: Final = 9
+"""Words of `own`: how many 256ths of the missing experts the card reads itself, rounded down behind AHEAD more; how
+many requests there have been, and for how many answers the card waited."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,12 +6,13 @@
 //
 // `own` lies on the card: the number of the last request, that of the request under way (0: none), the share of missing
 // experts that the card reads itself, in 256ths, a count of blocks, whether an answer has ever failed to come, the last
-// request whose answer was looked for, and how many these were, and how many of them were not there at the first look.
+// request whose answer was looked for, how many these were, and how many of them were not there at the first look, and
+// what is added to the share's experts before they are rounded down.
 #include "device.cuh"
 
 enum { MOST = 256, AT_ONCE = 8 };                                          // pairs of a window; words of an answer
 enum { ASKED = 0, ANSWERED = 32, FAILED = 64, LAYER = 96, PAIRS = 97, USED = 98 };  // words of the desk (desk.py)
-enum { NUMBER, UNDER_WAY, SHARE, ENDED, LOST, LOOKED, REQUESTS, WAITS };  // words of `own`
+enum { NUMBER, UNDER_WAY, SHARE, ENDED, LOST, LOOKED, REQUESTS, WAITS, AHEAD };  // words of `own`
 
 DEVICE void ring(int* desk, u32 number) {
     __threadfence_system();
@@ -19,8 +20,8 @@ DEVICE void ring(int* desk, u32 number) {
 }
 
 // x (n, width), ids (n, used), addresses (experts,): those outside of [begin, end) and not 0 are missing. Of a layer's
-// distinct missing experts the first m * share / 256 stay with the card, those that most rows pick before others; of the
-// rest, and of all whose address has its highest bit, which the card cannot read and which are no part of m, kept[pair]
+// distinct missing experts the first (m * share + ahead) / 256 stay with the card, those that most rows pick before
+// others; of the rest, and of all whose address has its highest bit, which the card cannot read and which are no part of m, kept[pair]
 // is -1, at[pair] the address, and the rows go to the desk. A block a row; 256 threads.
 KERNEL __launch_bounds__(MOST) void ask_host(const float* x, const int* ids, const u64* addresses, u64 begin, u64 end,
                                              int used, int width, int layer, u32* own, int* kept, int* desk, u64* at,
@@ -47,7 +48,7 @@ KERNEL __launch_bounds__(MOST) void ask_host(const float* x, const int* ids, con
         missing++;
         before += counts[q] > count || (counts[q] == count && q < first);
     }
-    const bool asked = (long long)where[p] < 0 || (where[p] && before >= missing * (int)own[SHARE] / 256);
+    const bool asked = (long long)where[p] < 0 || (where[p] && before >= (missing * (int)own[SHARE] + (int)own[AHEAD]) / 256);
     if (asked) wanted = 1;
     if (blockIdx.x == 0 && p < pairs) {
         kept[p] = asked ? -1 : id;

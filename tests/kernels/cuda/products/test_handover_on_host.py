@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from strata.kernels.cpu.handover import Server
-from strata.kernels.cuda.handover import OWN_WORDS, REQUESTS, SHARE, WAITS, Helper
+from strata.kernels.cuda.handover import AHEAD, OWN_WORDS, REQUESTS, SHARE, WAITS, Helper
 from strata.kernels.cuda.mixture import Bank, Shared, mixture
 from strata.kernels.desk import ANSWERED, ASKED, IN_FILE, Desk
 from strata.kernels.formats import Weight
@@ -49,13 +49,21 @@ class Helped:
     """Mixtures of one layer with and without the processor."""
 
     def __init__(
-        self, place, stacks, held: int, share: int, served: bool = True, limit_s: float = LIMIT_S, filed=None
+        self,
+        place,
+        stacks,
+        held: int,
+        share: int,
+        served: bool = True,
+        limit_s: float = LIMIT_S,
+        filed=None,
+        ahead: int = 0,
     ) -> None:
         width, inner = stacks[0].cols, stacks[0].rows
         self.place, self.blobs = place, Blobs(place, stacks, held, filed)
         self.desk = Desk.within(place.upload(np.zeros(Desk.n_bytes(ROWS, width), np.uint8)), ROWS, width)
         own = np.zeros(OWN_WORDS, np.uint32)
-        own[SHARE] = share
+        own[SHARE], own[AHEAD] = share, ahead
         self.helper = Helper(self.desk, place.upload(own), 1, self.blobs.begin, self.blobs.end, limit_s)
         self.server = Server(self.desk, 2, inner)
         self.server.layer(1, stacks, self.blobs.begins)
@@ -87,23 +95,36 @@ TYPES = [("IQ3_S", "IQ3_S", "IQ4_NL"), ("Q4_K", "Q6_K", "Q8_0")]
 
 
 @pytest.mark.parametrize("types", TYPES, ids=str)
-@pytest.mark.parametrize("share", [0, 100, 256])
-def test_experts_have_the_same_bits_from_the_processor(host, random_weight, types, share):
+@pytest.mark.parametrize(("share", "ahead"), [(0, 0), (100, 0), (100, 192), (256, 192)])
+def test_experts_have_the_same_bits_from_the_processor(host, random_weight, types, share, ahead):
     stacks = stacks_of(random_weight, types, 64, 256, 12)
     shared = stacks_of(random_weight, ("Q8_0", "Q8_0", "Q8_0"), 32, 256, 0)
-    helped, requests = Helped(host, stacks, held=4, share=share), 0
+    helped, requests = Helped(host, stacks, held=4, share=share, ahead=ahead), 0
     for n in (1, 1, 5, ROWS, 1):
         x, ids, weights = drawn(n, 5, 12, 256, seed=requests)
         logits = np.linspace(-1, 1, n).astype(np.float32)
         got = helped.mixture(x, ids, weights, True, shared, logits)
         np.testing.assert_array_equal(got, helped.mixture(x, ids, weights, False, shared, logits))
         missing = len(set(ids.ravel().tolist()) - set(range(4)))
-        requests += missing * share // 256 < missing
+        own = min((missing * share + ahead) // 256, missing)
+        requests += own < missing
         assert helped.desk.words[ASKED] == helped.desk.words[ANSWERED] == requests
         assert helped.helper.own[REQUESTS] == requests >= helped.helper.own[WAITS]
         asked = len({int(a) for a in helped.desk.at[: ids.size]} - {0})
-        assert asked == missing - missing * share // 256
+        assert asked == missing - own
     assert helped.desk.failed is None and (requests > 0) == (share < 256)
+
+
+@pytest.mark.parametrize(("share", "ahead", "asked"), [(100, 0, 1), (100, 192, 0), (0, 192, 1)])
+def test_one_missing_expert_alone_waits_for_the_processor_unless_the_card_has_a_head_start(
+    host, random_weight, share, ahead, asked
+):
+    helped = Helped(host, stacks_of(random_weight, TYPES[0], 64, 256, 6), held=5, share=share, ahead=ahead)
+    ids = np.array([[0, 5, 3]], np.int32)
+    x, weights = np.ones((1, 256), np.float32), np.ones((1, 3), np.float32)
+    got = helped.mixture(x, ids, weights, True)
+    np.testing.assert_array_equal(got, helped.mixture(x, ids, weights, False))
+    assert helped.desk.words[ASKED] == asked
 
 
 @pytest.mark.parametrize("types", TYPES, ids=str)
