@@ -120,11 +120,19 @@ class Report(msgspec.Struct, kw_only=True):
     machine: dict[str, Any] = msgspec.field(default_factory=machine)
 
     def write(self, path: Path) -> None:
-        """Writes the JSON whole or not at all."""
+        """Writes the JSON whole or not at all. Of files that flags name, their names: folders are a machine's own."""
         temporary = path.with_name(path.name + ".tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        kept = msgspec.structs.replace(self, flags={name: _named(value) for name, value in self.flags.items()})
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
         temporary.replace(path)
+
+
+def _named(value: Any) -> Any:
+    """A flag's value with files named without their folders."""
+    if isinstance(value, str):
+        return " ".join(Path(word).name if word.startswith("/") else word for word in value.split(" "))
+    return [_named(each) for each in value] if isinstance(value, list) else value
 
 
 def pack_facts(path: Path) -> dict[str, Any]:
