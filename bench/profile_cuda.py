@@ -2,7 +2,8 @@
 
 The engine's own runner decodes (windows as graphs) and reads a prompt while CUPTI records every kernel; the recorder is
 PyTorch's, which is no dependency of the project and has to be there. A record is the sum over one token, or over one
-prompt, of one kernel; `runs` counts its launches.
+prompt, of one kernel; `runs` counts its launches. Copies count as kernels and run beside them, so the sum may be more
+than `from the first to the last`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from strata.bench.report import Record, Report, pack_facts, show
 from strata.engine.cuda_runner import CudaRunner
+from strata.engine.drafts import draft_pack
 from strata.engine.options import fitted, parse
 from strata.engine.pack import open_pack
 from strata.engine.schedule.ports import SOLO, Row
@@ -60,11 +62,13 @@ def kernels(work: Callable[[], None], name: str, per: int) -> list[Record]:
         work()
         torch.cuda.synchronize()
     times: dict[str, list[float]] = collections.defaultdict(list)
-    for event in recorder.events():
-        if event.device_type.name == "CUDA":
-            times[event.name].append(float(event.device_time))
+    own = [event for event in recorder.events() if event.device_type.name == "CUDA"]
+    for event in own:
+        times[event.name].append(float(event.device_time))
     total = sum(sum(t) for t in times.values()) / per
-    out = [Record(work=f"{name}: all kernels", unit="us", median=total, min=total, max=total, runs=1)]
+    whole = (max(e.time_range.end for e in own) - min(e.time_range.start for e in own)) / per
+    out = [Record.of(f"{name}: all kernels", "us", [total])]
+    out.append(Record.of(f"{name}: from the first to the last", "us", [whole]))
     for kernel, t in sorted(times.items(), key=lambda item: -sum(item[1]))[:SHOWN]:
         us = sum(t) / per
         launches = round(len(t) / per)
@@ -79,16 +83,18 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=8192, help="tokens of the prompt (8192)")
     parser.add_argument("--tokens", type=int, default=64, help="tokens decoded (64)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="everything after it is for the engine")
     args = parser.parse_args()
     pack = open_pack(args.pack)
     context = str(args.prompt + args.tokens + 64)
-    argv = ["--serve", "--pack", str(args.pack), "--device", "cuda", "--max-context", context]
-    runner = CudaRunner(pack, fitted(parse(argv), pack.spec))
+    argv = ["--serve", "--pack", str(args.pack), "--device", "cuda", "--max-context", context, *args.extra]
+    options = fitted(parse(argv), pack.spec)
+    runner = CudaRunner(pack, options, draft_pack(options, pack))
     runner.warm()
     sequence = Sequence(runner, pack.spec.vocab)
     records = kernels(lambda: sequence.run(3, args.tokens), "decode, a token", args.tokens)
     records += kernels(lambda: sequence.run(args.prompt, 0), f"prompt of {args.prompt}", 1)
-    flags = {"tokens": args.tokens, "prompt": args.prompt, "chunk": runner.chunk}
+    flags = {"tokens": args.tokens, "prompt": args.prompt, "chunk": runner.chunk, "extra": args.extra}
     report = Report(tool="profile_cuda", records=records, flags=flags, pack=pack_facts(args.pack))
     show(report, Console())
     if args.json:
