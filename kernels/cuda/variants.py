@@ -10,12 +10,12 @@ from typing import Final
 
 from strata.kernels.cuda.chains import router_plan
 from strata.kernels.cuda.compile import Constants
-from strata.kernels.cuda.gdn import BULK_ARCH, HEAD_SIZES
+from strata.kernels.cuda.gdn import BULK_ARCH, HEAD_SIZES, WINDOW_ROWS
 from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, KEY_WARPS
 from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
 
-_PLAIN: Final = ("norm", "embed", "ple", "sample", "window", "draft", "qsa_score", "qsa_select", "fingerprint")
+_PLAIN: Final = ("norm", "embed", "ple", "sample", "window", "draft", "round", "qsa_score", "qsa_select", "fingerprint")
 _GROUPS: Final = tuple((256, heads) for heads in HEADS_OF_A_THREAD[1:]) + ((128, 12), (192, 1))
 
 
@@ -49,6 +49,7 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
         yield "gdn.cu", {"HEAD_SIZE": d, "TAPS": 4}
         yield "gdn_inputs.cu", {"HEAD_SIZE": d, "TAPS": 4}
         yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4}
+        yield "gdn_again.cu", {"HEAD_SIZE": d, "TAPS": 4, "TOKENS": WINDOW_ROWS}
         for tokens in (1, 16):
             window: Constants = {"HEAD_SIZE": d, "TAPS": 4, "TOKENS": tokens}
             yield "gdn_window.cu", window

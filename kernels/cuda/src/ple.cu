@@ -5,7 +5,8 @@
 // ple_gate       a block of 128 threads a (row, stream): gamma, and f = rms(p), p = gamma * value
 // ple_convolve   x = x + (p + silu(sum_j w[:, j] * f[t - (kernel - 1 - j) * gap])), a block 128 channels of a row
 // ple_window     the same, a block 128 channels of a segment: row by row, then the kept inputs
-// ple_keep       the kept inputs alone, after ple_convolve
+// ple_keep       the kept inputs alone, after ple_convolve, or again over the first rows of a window. As in ple_history, a
+//                segment without rows leaves everything as it is
 // Shapes   channels = C * H; x, keys, f (n, C, H); values (n, H); gamma (n, C); conv (slots, (kernel - 1) * gap, C*H)
 // Source   `ops.Kernels.ple_rows`, `ops.Kernels.ple`
 #include "rows.cuh"
@@ -54,7 +55,8 @@ KERNEL void __launch_bounds__(256)
 
 KERNEL void __launch_bounds__(32) ple_history(const int* tokens, const int* segments, int* history, int before) {
     inputs_ready();
-    if (threadIdx.x == 0) advance(tokens, history, before, segment_at(segments, blockIdx.x));
+    const Segment s = segment_at(segments, blockIdx.x);
+    if (threadIdx.x == 0 && s.begin < s.end) advance(tokens, history, before, s);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- gate
@@ -172,5 +174,5 @@ KERNEL void __launch_bounds__(128) ple_keep(CONVOLUTION) {
     const int at = blockIdx.x * 128 + threadIdx.x;
     if (at >= streams * width) return;
     const Segment s = segment_at(segments, blockIdx.y);
-    CHANNEL.keep(s);
+    if (s.begin < s.end) CHANNEL.keep(s);
 }
