@@ -5,9 +5,10 @@
     price.windows                    # of decode windows
 
 The passes' own allocations are replayed on a tally, in their order and with their alignment, for whatever card takes
-the most (attention cuts its rows by the card); a test compares it with what the kernels' wrappers take. Where the two
-halves of a layer lie is in engine/device/cuda.py: what lives for the whole pass, then what mixers and what experts take
-in turn.
+the most (attention cuts its rows by the card); a test compares it with what the kernels' wrappers take. Up to FEW_ROWS
+rows go other ways, which take more than those of some longer passes: a price is for a pass and for all shorter ones.
+Where the two halves of a layer lie is in engine/device/cuda.py: what lives for the whole pass, then what mixers and what
+experts take in turn.
 
 Cost     microseconds a chunk; a price never falls when the chunk grows
 """
@@ -27,6 +28,8 @@ from strata.engine.memory.sizes import EXPERTS
 from strata.engine.pack import ModelSpec
 from strata.kernels.cuda.backend import ATTENTION_BYTES, ROWS_AT_ONCE
 from strata.kernels.cuda.mixture import MAX_EXPERTS
+from strata.kernels.cuda.plans import WINDOW_ROWS as FEW_ROWS
+from strata.kernels.cuda.qsa import value_chunks
 from strata.kernels.formats import TensorType
 from strata.kernels.ops import ACT_BLOCK, ATTENTION_PART, PAGE
 
@@ -35,6 +38,10 @@ _LINE: Final = 32
 """Elements of a row of scores are whole lines."""
 _TILE: Final = 16
 """Rows of an expert's smallest tile: the longest lists of tiles."""
+_ORDERS: Final = 3
+"""Orders of int8 values."""
+_SLICE: Final = 32
+"""Elements of a head whose sums of few rows a block has, with two more numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +114,17 @@ class Price:
         return padded(logits + streams + experts) + mixers.peak + (1 << 20)
 
     def parts(self, n: int) -> tuple[int, int, int]:
-        """Of a pass of n rows: what lives for all of it, what a layer's mixer takes, what its experts take."""
+        """Of passes of up to n rows: what lives for all of one, what a layer's mixer takes, what its experts take."""
         whole, mixers, experts = Tally(), Tally(), Tally()
         _ends(whole, self._shape, n)
-        for part in (_delta_net, _attention, _ngrams):
-            with mixers.scratch():
-                part(mixers, self._shape, n)
-        for kinds in self._shape.experts:
-            with experts.scratch():
-                _hyper(experts, self._shape, n)
-                _experts(experts, self._shape, n, kinds)
+        for rows in {n, min(n, FEW_ROWS)}:
+            for part in (_delta_net, _attention, _ngrams):
+                with mixers.scratch():
+                    part(mixers, self._shape, rows)
+            for kinds in self._shape.experts:
+                with experts.scratch():
+                    _hyper(experts, self._shape, rows)
+                    (_experts if rows > FEW_ROWS else _experts_few)(experts, self._shape, rows, kinds)
         return whole.peak, mixers.peak, experts.peak
 
 
@@ -129,8 +137,11 @@ def _quantized(t: Tally, n: int, cols: int, kinds: frozenset[TensorType]) -> Non
 
 
 def _left(t: Tally, n: int, cols: int) -> None:
-    """The int8 form that the maker of n rows leaves beside them."""
-    t.take(n * cols, n * cols // ACT_BLOCK * _FLOAT)
+    """The int8 form that the maker of n rows leaves beside them; of few rows all forms."""
+    if n > FEW_ROWS:
+        t.take(n * cols, n * cols // ACT_BLOCK * _FLOAT)
+    else:
+        t.take(_ORDERS * n * cols, *(n * cols // group * _FLOAT for group in (ACT_BLOCK, 16, 32)))
 
 
 def _ends(t: Tally, shape: PromptShape, n: int) -> None:
@@ -185,7 +196,7 @@ def _attention(t: Tally, shape: PromptShape, n: int) -> None:
     t.take(n * wide * _FLOAT)
     for ratio in sorted({g.ratios[layer] for layer in g.attention_layers}):
         with t.scratch():
-            _scores(t, shape, n, ratio)
+            (_scores if n > FEW_ROWS else _scores_few)(t, shape, n, ratio)
     t.take(n * g.hidden * _FLOAT)
     _quantized(t, n, wide, shape.dense)
 
@@ -209,6 +220,18 @@ def _scores(t: Tally, shape: PromptShape, n: int, ratio: int) -> None:
     if blocks:
         t.take(rows * of_blocks * _FLOAT, rows * picked * _FLOAT)
     t.take(rows * g.heads * lines * _FLOAT, rows * g.heads * parts * _FLOAT, rows * lines * _FLOAT)
+
+
+def _scores_few(t: Tally, shape: PromptShape, n: int, ratio: int) -> None:
+    """The same of few rows: all at once, and partial sums."""
+    g, (kept, picked, blocks) = shape.spec, _seen(shape, ratio)
+    group, parts = g.heads // g.kv_heads, -(-kept // ATTENTION_PART)
+    heads = max(value_chunks(rows, group) * -(-group // value_chunks(rows, group)) for rows in range(1, n + 1))
+    t.take(n * g.heads * g.head_dim * _FLOAT, n * g.index_heads * g.index_dim * _FLOAT)
+    if blocks:
+        t.take(n * _lines(blocks) * _FLOAT, n * picked * _FLOAT)
+    units = g.kv_heads * g.head_dim // _SLICE
+    t.take(n * g.heads * _lines(kept) * _FLOAT, n * heads * units * parts * (_SLICE + 2) * _FLOAT)
 
 
 def _attention_few(t: Tally, shape: PromptShape, n: int) -> None:
@@ -235,6 +258,17 @@ def _ngrams(t: Tally, shape: PromptShape, n: int) -> None:
     rows = min(n, ROWS_AT_ONCE)
     t.take(rows * g.ple.width * _FLOAT, rows * g.wide * _FLOAT)
     _quantized(t, rows, g.ple.width, shape.dense)
+
+
+def _experts_few(t: Tally, shape: PromptShape, n: int, kinds: tuple[TensorType, TensorType, TensorType]) -> None:
+    """The same of few rows, where some experts come from RAM and the processor computes others."""
+    g, pairs = shape.spec, n * shape.spec.experts_used
+    t.take(n * g.experts * _FLOAT, n * _FLOAT, pairs * _FLOAT, pairs * _FLOAT, n * g.hidden * _FLOAT)
+    with t.scratch():
+        t.take(pairs * g.hidden * _FLOAT, pairs * 4, pairs * 4, 3 * pairs * 8)
+        t.take(n * g.shared_width * _FLOAT, n * g.hidden * _FLOAT)
+        t.take(pairs * g.expert_width * _FLOAT, pairs * g.expert_width * _FLOAT)
+        _quantized(t, max(n * g.hidden, pairs * g.expert_width, n * g.shared_width), 1, shape.dense | set(kinds))
 
 
 def _experts(t: Tally, shape: PromptShape, n: int, kinds: tuple[TensorType, TensorType, TensorType]) -> None:

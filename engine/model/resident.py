@@ -449,12 +449,16 @@ def prompt_sizes(chunk: int) -> Iterator[int]:
     """Rows of prompts below a chunk that launch every kernel which prompts of any length up to it do.
 
     Between two sizes of a long chunk no other cut of a product is the cheapest (looked up for the full geometry on an
-    H200, where steps of a seventh miss some). Short chunks have few cuts, and steps of a factor two.
+    H200, where steps of a seventh miss some). Short chunks have few cuts, and steps of a factor two. The longest prompt
+    that goes through kernels of windows is one of them: it may take more of a workspace than some longer ones do.
     """
     rows = WINDOW_ROWS + 1
     while rows < chunk:
         yield rows
-        rows += max(1, rows // 10) if chunk >= MANY_CUTS else rows
+        longer = rows + (max(1, rows // 10) if chunk >= MANY_CUTS else rows)
+        if rows < KERNEL_ROWS < min(longer, chunk):
+            yield KERNEL_ROWS
+        rows = longer
 
 
 def _measure_weights(pack: Pack, drafts: CardDrafts, max_context: int, meter: Meter) -> None:

@@ -180,6 +180,10 @@ def full_profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+class _Graph:
+    def launch(self) -> None: ...
+
+
 class _Event:
     def record(self) -> None: ...
     def wait(self) -> None: ...
@@ -209,6 +213,10 @@ class CountingDriver:
         work()
         return 0
 
+    def capture(self, work: Callable[[], None]) -> _Graph:
+        work()
+        return _Graph()
+
     def uploader(self) -> CountingDriver:
         return self
 
@@ -232,12 +240,18 @@ def _figures(figures: Card) -> Iterator[None]:
         yield
 
 
+class Counts(int):
+    """Bytes of a workspace. parts: what lives for a whole pass, what mixers take, what experts take."""
+
+    parts: tuple[int, ...]
+
+
 @pytest.fixture
-def counted() -> Callable[..., dict[int, int]]:
+def counted() -> Callable[..., dict[int, Counts]]:
     """counted(pack, context, chunks, kv=.., figures=..) -> bytes of the workspace that the kernels' wrappers really
     take for chunks of so many rows; 0 rows: for windows."""
 
-    def count(pack: Pack, context: int, chunks: list[int], kv: str = "fp32", figures: Card = H100) -> dict[int, int]:
+    def count(pack: Pack, context: int, chunks: list[int], kv: str = "fp32", figures: Card = H100) -> dict[int, Counts]:
         device, meter = CudaDevice(driver=CountingDriver()), Meter(2)
         bind(pack, meter, rope_table(pack.spec, context, meter))
         StatePool(pack.spec, 1, context, kv=kv, memory=meter)
@@ -245,13 +259,14 @@ def counted() -> Callable[..., dict[int, int]]:
         device.open("state", meter.state, "")
         model = Model(pack, device, context)
         state = model.new_state(1, kv)
-        windows, found = Windows(model, state, device, 8), {}
+        windows, found = Windows(model, state, device, 8), dict[int, Counts]()
         for chunk in chunks:
             state.reserve(0, max(chunk, 1))
             with _figures(figures):
                 assert device.fit(lambda n=chunk: _pass(device, model, state, windows, n), 0)
             state.reset(0)
-            found[chunk] = device.workspace_bytes
+            found[chunk] = Counts(device.workspace_bytes)
+            found[chunk].parts = tuple(space.capacity for space in device._spaces)
         return found
 
     return count

@@ -82,6 +82,31 @@ def test_a_chunk_never_takes_more_than_its_price(packs, counted, name):
         assert taken <= mine <= max(1.25 * taken, price.windows)
 
 
+@pytest.mark.parametrize("context", [32_768, 1000])
+def test_no_part_of_a_shorter_pass_takes_more_than_that_of_a_small_chunk_of_the_full_size(
+    full_pack, counted, cards, context
+):
+    """Up to 16 rows go through kernels of windows, which take more than those of 17 rows do."""
+    pack = open_pack(full_pack)
+    price = price_of(pack, context)
+    for figures in (cards.h100, cards.laptop):
+        check_parts(price, counted(pack, context, [*range(1, 36), 63, 64, 65, 127, 128, 129], figures=figures))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_no_part_of_a_shorter_pass_takes_more_than_that_of_a_chunk(packs, counted, name):
+    pack = open_pack(packs[name])
+    check_parts(price_of(pack, 128), counted(pack, 128, [*range(1, 129)]))
+
+
+def check_parts(price: Price, counts) -> None:
+    lengths, prices = sorted(counts), [price.parts(n) for n in sorted(counts)]
+    for part in range(3):
+        column = [each[part] for each in prices]
+        assert column == sorted(column), "what is planned for a chunk is there for every shorter pass"
+    assert not [n for n, mine in zip(lengths, prices, strict=True) if any(map(int.__gt__, counts[n].parts, mine))]
+
+
 def test_a_longer_chunk_never_costs_less(full_pack):
     price = price_of(open_pack(full_pack), 262_144)
     prices = [price(n) for n in (1, 16, 32, 100, *range(256, 8193, 256))]
