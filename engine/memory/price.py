@@ -7,8 +7,8 @@
 The passes' own allocations are replayed on a tally, in their order and with their alignment, for whatever card takes
 the most (attention cuts its rows by the card); a test compares it with what the kernels' wrappers take. Up to FEW_ROWS
 rows go other ways, which take more than those of some longer passes: a price is for a pass and for all shorter ones.
-Where the two halves of a layer lie is in engine/device/cuda.py: what lives for the whole pass, then what mixers and what
-experts take in turn.
+Where the two halves of a layer lie is in engine/device/cuda.py: what lives for the whole pass, then what mixers and
+what experts take in turn.
 
 Cost     microseconds a chunk; a price never falls when the chunk grows
 """
