@@ -262,12 +262,12 @@ def _ngrams(t: Tally, shape: PromptShape, n: int) -> None:
 
 def _experts_few(t: Tally, shape: PromptShape, n: int, kinds: tuple[TensorType, TensorType, TensorType]) -> None:
     """The same of few rows, where some experts come from RAM and the processor computes others."""
-    g, pairs = shape.spec, n * shape.spec.experts_used
+    g, pairs, (gate, up, _) = shape.spec, n * shape.spec.experts_used, kinds
     t.take(n * g.experts * _FLOAT, n * _FLOAT, pairs * _FLOAT, pairs * _FLOAT, n * g.hidden * _FLOAT)
     with t.scratch():
         t.take(pairs * g.hidden * _FLOAT, pairs * 4, pairs * 4, 3 * pairs * 8)
         t.take(n * g.shared_width * _FLOAT, n * g.hidden * _FLOAT)
-        t.take(pairs * g.expert_width * _FLOAT, pairs * g.expert_width * _FLOAT)
+        t.take(*(pairs * g.expert_width * _FLOAT for _ in {gate, up}))
         _quantized(t, max(n * g.hidden, pairs * g.expert_width, n * g.shared_width), 1, shape.dense | set(kinds))
 
 
