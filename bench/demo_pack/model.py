@@ -26,6 +26,20 @@ from strata.bench.demo_pack.layers import Rows, Weights
 KEPT_FLOAT = ("norm", "ssm_a", "ssm_dt.bias", "ple_conv1d", "ffn_gate_inp", "ffn_gate_inp_shexp")
 
 
+CHAIN_ROWS = 4
+"""Of so many rows two go on from what the draft layer left itself; the others are the model's, as they mostly are where
+drafts are made."""
+
+
+class Chain(NamedTuple):
+    """The draft layer behind its own proposals. logits (B, T, vocab): of the token after the next one, as the first
+    draft's · depth (B, T): which proposal a row makes, 2 or 3; 1: a row of the model itself
+    """
+
+    logits: Tensor
+    depth: Tensor
+
+
 class Output(NamedTuple):
     """logits, draft (B, T, vocab): of the next token, and of the one after it
     balance, indexer: losses, means over the layers
@@ -35,6 +49,7 @@ class Output(NamedTuple):
     draft: Tensor
     balance: Tensor
     indexer: Tensor
+    chain: Chain | None = None
 
 
 class DemoModel(nn.Module):
@@ -67,9 +82,17 @@ class DemoModel(nn.Module):
         return blocks
 
     def forward(
-        self, ids: Tensor, rows: Rows, *, sparse: bool, dtype: torch.dtype = torch.float32, rounded: bool = False
+        self,
+        ids: Tensor,
+        rows: Rows,
+        *,
+        sparse: bool,
+        dtype: torch.dtype = torch.float32,
+        rounded: bool = False,
+        chain: int | None = None,
     ) -> Output:
-        """ids (B, T) int64. `sparse`: attention over the indexer's choice."""
+        """ids (B, T) int64. `sparse`: attention over the indexer's choice. `chain`: the first row that makes a second
+        proposal, 0 to CHAIN_ROWS - 1; None: there are first ones only."""
         g = self.geometry
         if ids.shape[1] % CHUNK:
             raise ValueError(f"rows must be a multiple of {CHUNK} tokens long, got {ids.shape[1]}")
@@ -88,11 +111,19 @@ class DemoModel(nn.Module):
                 indexer.append(taught)
             balance.append(loss)
         logits = self._head(x, ends, "output_hc", ends["output"], g)
-        last = blocks[f"blk.{g.layers}.nextn"]
-        x = self.draft_input(x, F.embedding(ids.roll(-1, 1), ends["token_embd"]), last)
-        x, loss, taught = self._attending(x, blocks[f"blk.{g.layers}"], g, rows, sparse)
-        draft = self._head(x, last, "nextn.hc_head", ends["output"], g)
-        return Output(logits, draft, torch.stack([*balance, loss]).mean(), torch.stack([*indexer, taught]).mean())
+        last, own = blocks[f"blk.{g.layers}.nextn"], blocks[f"blk.{g.layers}"]
+        embedded = F.embedding(ids.roll(-1, 1), ends["token_embd"])
+        drafting = lambda x: self._attending(self.draft_input(x, embedded, last), own, g, rows, sparse)  # noqa: E731
+        drafted = lambda x: self._head(x, last, "nextn.hc_head", ends["output"], g)  # noqa: E731
+        first, *losses = drafting(x)
+        draft, chained = drafted(first), None
+        if chain is not None:
+            depth = depths(rows.position, chain)
+            deep, *more = drafting(behind(x.detach(), first.detach(), depth, drafting))
+            chained = Chain(drafted(deep), depth)
+            losses = [(a + b) / 2 for a, b in zip(losses, more, strict=True)]
+        balance, indexer = torch.stack([*balance, losses[0]]).mean(), torch.stack([*indexer, losses[1]]).mean()
+        return Output(logits, draft, balance, indexer, chained)
 
     @property
     def master(self) -> torch.dtype:
@@ -104,6 +135,21 @@ class DemoModel(nn.Module):
         e = (layers.rms(embedded, eps) * w["nextn.enorm"]).to(matrix.dtype)
         n = (layers.rms(x.flatten(2), eps) * w["nextn.hnorm"]).to(matrix.dtype).view_as(x)
         return (F.linear(e, matrix[:, :h])[:, :, None] + F.linear(n, matrix[:, h:])).to(x.dtype)
+
+
+def depths(position: Tensor, begin: int) -> Tensor:
+    """Which proposal of the draft layer each row makes (B, T): 2 and 3 behind each other, else 1."""
+    turn, ones = (position - begin) % CHAIN_ROWS, torch.ones_like(position)
+    second, third = (turn == 0) & (position > 0), (turn == 1) & (position > 1)
+    return torch.where(second, 2, torch.where(third, 3, ones))
+
+
+def behind(x: Tensor, first: Tensor, depth: Tensor, drafting: Callable[[Tensor], tuple[Tensor, ...]]) -> Tensor:
+    """The residual (B, T, C, H) that each row of a chain takes: the model's x, or what the draft layer left in the row
+    before, `first` where that was a row of the model. All without gradients."""
+    second = torch.where((depth == 2)[..., None, None], first.roll(1, 1), x)
+    left = drafting(second)[0].detach()
+    return torch.where((depth == 3)[..., None, None], left.roll(1, 1), second)
 
 
 def split(name: str) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """What training lowers, and what it is judged by on the way.
 
 Loss      mean cross-entropy of the answers' tokens, that of all others at a small weight, and the draft layer's of the
-          answers; the experts' balance; the indexer's divergence from the attention
+          answers, behind its own proposals where there are such; the experts' balance; the indexer's divergence from
+          the attention
 Judged    by task: loss, share of answers whose every token is the likeliest (each after the right ones before it), and
           share of drafts that are what the model itself says
 """
@@ -35,13 +36,15 @@ class Tokens(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """total and its parts (scalars) · by_task (2, tasks): sum of the answers' cross-entropies, and their tokens."""
+    """total and its parts (scalars) · by_depth (2, 2): sums of the second and third drafts' cross-entropies, and their
+    tokens · by_task (2, tasks): of the answers'."""
 
     total: Tensor
     answers: Tensor
     draft: Tensor
     balance: Tensor
     indexer: Tensor
+    by_depth: Tensor
     by_task: Tensor
 
 
@@ -72,9 +75,15 @@ class Objective:
         draft = (self._entropy(out.draft, ahead(ids, 2, 0)) * answered[1]).sum() / answered[1].sum().clamp_min(1)
         total = answers + PROMPT_WEIGHT * rest + DRAFT_WEIGHT * draft
         total = total + BALANCE_WEIGHT * out.balance + INDEXER_WEIGHT * out.indexer
+        by_depth = torch.zeros(2, 2, device=ids.device)
+        if out.chain is not None:
+            deep = self._entropy(out.chain.logits, ahead(ids, 2, 0))
+            at = torch.stack([answered[1] & (out.chain.depth == n) for n in (2, 3)])
+            by_depth = torch.stack([(deep * at).sum((1, 2)), at.sum((1, 2))])
+            total = total + DRAFT_WEIGHT * by_depth[0].sum() / by_depth[1].sum().clamp_min(1)
         counted = torch.stack([each.detach() * answered[0], answered[0].float()]).flatten(1)
         by_task = torch.zeros(2, len(TASKS) + 1, device=ids.device).index_add(1, task.flatten(), counted)
-        return Losses(total, answers, draft, out.balance, out.indexer, by_task[:, :-1])
+        return Losses(total, answers, draft, out.balance, out.indexer, by_depth, by_task[:, :-1])
 
 
 class Judged(NamedTuple):

@@ -36,7 +36,7 @@ from strata.bench.demo_pack.config import SMOKE, Geometry
 from strata.bench.demo_pack.data.mixture import TASKS
 from strata.bench.demo_pack.data.stream import Batch, MixedStream
 from strata.bench.demo_pack.feed import Feed, Source
-from strata.bench.demo_pack.model import DemoModel, Output, rows_of
+from strata.bench.demo_pack.model import CHAIN_ROWS, DemoModel, Output, rows_of
 from strata.bench.demo_pack.objective import Judged, Losses, Objective, Tokens, ahead, judge
 from strata.bench.demo_pack.optim import Clip, Muon
 
@@ -52,6 +52,8 @@ ROUND_FROM = 0.7
 PROBES = 64
 LOG_EVERY = 50
 JUDGED_BATCHES = 4
+CHAIN_EVERY = 4
+"""Of so many steps one learns the second and the third draft, which takes a quarter of a step."""
 RESERVE_S = 25.0
 """Of a leg, for judging and saving."""
 EXACT = "exact.pt"
@@ -159,10 +161,10 @@ class Training:
             return Tokens(*(x.pin_memory().to(self.device, non_blocking=True) for x in arrays))
         return Tokens(*arrays)
 
-    def forward(self, tokens: Tokens, progress: float) -> Output:
+    def forward(self, tokens: Tokens, progress: float, chain: int | None = None) -> Output:
         rows = rows_of(tokens.segment, self.geometry, PROBES, self.probes, ahead(tokens.mask, 1, False))
         sparse, rounded = progress >= SPARSE_FROM or self.course > 0, progress >= self.round_from
-        out: Output = self.model(tokens.ids, rows, sparse=sparse, dtype=self.dtype, rounded=rounded)
+        out: Output = self.model(tokens.ids, rows, sparse=sparse, dtype=self.dtype, rounded=rounded, chain=chain)
         return out
 
     def learn(self, batch: Batch, progress: float) -> Losses:
@@ -172,7 +174,9 @@ class Training:
             for group in optimizer.param_groups:
                 group["lr"] = rate
         tokens = self.on_device(batch)
-        losses = self.objective(self.forward(tokens, progress), tokens)
+        turn, other = divmod(self.step, CHAIN_EVERY)
+        out = self.forward(tokens, progress, None if other else turn % CHAIN_ROWS)
+        losses = self.objective(out, tokens)
         losses.total.backward()
         self.clip(list(self.model.parameters()))
         for optimizer in self.optimizers:
@@ -188,7 +192,8 @@ class Training:
         total: Judged | None = None
         for batch in batches:
             tokens = self.on_device(batch)
-            one = judge(Output(*(x.detach() for x in self.forward(tokens, progress))), tokens)
+            out = self.forward(tokens, progress)
+            one = judge(Output(out.logits.detach(), out.draft.detach(), out.balance, out.indexer), tokens)
             total = one if total is None else Judged(*(a + b for a, b in zip(total, one, strict=True)))
         return {} if total is None else total.page()
 
@@ -249,8 +254,9 @@ class Log:
         (seconds, before), now = self._at, time.monotonic()
         if not count:
             raise Diverged(f"no loss is a number in the steps before {training.step}; try a lower --rate")
-        figures = {name: float(x) / count for name, x in zip(Losses._fields[:-1], sums, strict=False)}
-        of, n = sums[-1]
+        figures = {name: float(x) / count for name, x in zip(Losses._fields[:-2], sums, strict=False)}
+        (deep, n_deep), (of, n) = sums[-2:]
+        figures |= {name: float(deep[i] / n_deep[i]) for i, name in enumerate(("second", "third")) if n_deep[i]}
         by_task = {task: round(float(of[i] / n[i]), 4) for i, task in enumerate(TASKS) if n[i]}
         line = {
             "step": training.step,

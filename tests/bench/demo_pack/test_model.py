@@ -11,7 +11,7 @@ from strata.bench.demo_pack.config import SMOKE, Geometry  # noqa: E402
 from strata.bench.demo_pack.delta import RESET, delta_rule, unit_lower_inverse  # noqa: E402
 from strata.bench.demo_pack.export import as_in_training, read  # noqa: E402
 from strata.bench.demo_pack.layers import _OfUsed, grouped  # noqa: E402
-from strata.bench.demo_pack.model import DemoModel, round_q4_0, rows_of, together  # noqa: E402
+from strata.bench.demo_pack.model import DemoModel, depths, round_q4_0, rows_of, together  # noqa: E402
 from strata.bench.demo_pack.optim import orthogonal  # noqa: E402
 
 TINY = Geometry(
@@ -58,6 +58,28 @@ def test_what_is_trained_is_the_recorded_model(tiny, golden, prompt):
     assert np.abs(out.logits[0, rows].numpy() - want).max() < 1e-4
     if followed:
         assert np.abs(out.draft[0, rows].numpy() - drafts[f"{prompt}.global.last_logits"]).max() < 1e-4
+
+
+@pytest.mark.parametrize("prompt", ["len17", "len130"])
+def test_second_and_third_drafts_are_learned_as_they_are_made(tiny, golden, prompt, monkeypatch):
+    recorded = golden("mtp-tiny-q8_0")
+    ids, said = golden("tiny-hf")[f"{prompt}.ids"], recorded[f"{prompt}.global.chain_ids"]
+    tokens, n = np.concatenate([ids, recorded[f"{prompt}.next_ids"][-1:], said]), len(ids)
+    depth = torch.ones(1, -(-len(tokens) // 64) * 64, dtype=torch.int64)
+    depth[0, n], depth[0, n + 1] = 2, 3
+    monkeypatch.setattr("strata.bench.demo_pack.model.depths", lambda position, begin: depth)
+    out = run(tiny, [[tokens]], depth.shape[1], sparse=True, chain=0)
+    assert int(out.draft[0, n - 1].argmax()) == said[0]
+    for row, wanted in enumerate(recorded[f"{prompt}.global.chain_logits"][:2], start=n):
+        assert np.abs(out.chain.logits[0, row].numpy() - wanted).max() < 1e-4
+
+
+def test_a_draft_behind_a_draft_begins_in_its_own_conversation():
+    position = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]])
+    found = [depths(position, begin)[0].tolist() for begin in range(4)]
+    assert found[0] == [1, 1, 1, 1, 2, 3, 1, 1, 1, 1, 1, 1]
+    assert found[3] == [1, 1, 1, 2, 3, 1, 1, 2, 1, 1, 1, 2]
+    assert {depth[8] for depth in found} == {1} and found[1][8:] == [1, 2, 3, 1]
 
 
 def test_a_conversation_does_not_see_the_one_before_it_in_its_row(tiny, golden):

@@ -18,8 +18,8 @@ from strata.bench.demo_pack.data.mixture import TASKS  # noqa: E402
 from strata.bench.demo_pack.data.stream import Batch, Stream  # noqa: E402
 from strata.bench.demo_pack.export import export  # noqa: E402
 from strata.bench.demo_pack.feed import SLACK, Feed, FeedFailed, aligned  # noqa: E402
-from strata.bench.demo_pack.model import Output  # noqa: E402
-from strata.bench.demo_pack.objective import PROMPT_WEIGHT, Objective, Tokens, judge  # noqa: E402
+from strata.bench.demo_pack.model import Chain, Output  # noqa: E402
+from strata.bench.demo_pack.objective import DRAFT_WEIGHT, PROMPT_WEIGHT, Objective, Tokens, judge  # noqa: E402
 from strata.bench.demo_pack.optim import MOST, SPIKE, Clip  # noqa: E402
 from strata.engine.device.host import HostDevice  # noqa: E402
 from strata.engine.model import Model, Rows  # noqa: E402
@@ -112,6 +112,41 @@ def test_losses_count_answers_of_their_own_conversation_only():
     rest = found.total - found.answers - 0.3 * found.draft
     assert rest.item() == pytest.approx(PROMPT_WEIGHT * np.mean(prompts), rel=1e-3)
     assert np.allclose(found.by_task[0].numpy(), by_task, rtol=1e-4)
+    assert not found.by_depth.any()
+
+
+def test_drafts_behind_drafts_count_where_an_answer_goes_on():
+    batch = aligned(STREAM.batch(0), SMOKE.block, END)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn((*batch.ids.shape, SMOKE.vocab), generator=generator)
+    depth = torch.randint(1, 4, batch.ids.shape, generator=generator)
+    zero, said = torch.zeros(()), logits.log_softmax(-1)
+    plain = Objective()(Output(logits, logits, zero, zero), tokens_of(batch))
+    found = Objective()(Output(logits, logits, zero, zero, Chain(logits, depth)), tokens_of(batch))
+    for which, wanted in enumerate((2, 3)):
+        at = [
+            (row, t)
+            for row, t in np.ndindex(*batch.ids[:, 2:].shape)
+            if depth[row, t] == wanted
+            and batch.mask[row, t + 2]
+            and batch.segment[row, t] == batch.segment[row, t + 2] != -1
+        ]
+        losses = [-said[row, t, batch.ids[row, t + 2]].item() for row, t in at]
+        assert found.by_depth[:, which].tolist() == pytest.approx([sum(losses), len(losses)], rel=1e-4)
+    deep = found.by_depth[0].sum() / found.by_depth[1].sum()
+    assert (found.total - plain.total).item() == pytest.approx(DRAFT_WEIGHT * deep.item(), rel=1e-3)
+
+
+def test_the_model_itself_learns_nothing_from_drafts_behind_drafts():
+    training = train.Training(SMOKE, 1, "cpu", lambda f: f)
+    tokens = training.on_device(aligned(STREAM.batch(0), SMOKE.block, END))
+    out = training.forward(tokens, 0.0, chain=1)
+    assert out.chain is not None
+    out.chain.logits.sum().backward()
+    learning = {name for name, p in training.model.tensors().items() if p.grad is not None and p.grad.any()}
+    last = f"blk.{SMOKE.layers}."
+    assert {name for name in learning if not name.startswith(last)} == {"token_embd.weight", "output.weight"}
+    assert {f"{last}attn_q.weight", f"{last}nextn.eh_proj.weight"} <= learning
 
 
 def test_judge_wants_every_token_of_an_answer():
@@ -225,7 +260,7 @@ def test_compiled_training_on_a_card_learns_what_plain_training_learns():
     )
     for progress, batch in zip((0.0, 0.0, 0.0, 0.5, 0.9, 0.9), batches, strict=True):
         one, two = plain.learn(batch, progress), compiled.learn(batch, progress)
-        for name, a, b in zip(one._fields[:-1], one, two, strict=False):
+        for name, a, b in zip(one._fields[:-2], one, two, strict=False):
             assert a.item() == pytest.approx(b.item(), rel=0.02), (name, progress)
 
 
