@@ -22,7 +22,7 @@ from typing import Final, cast
 
 from strata.engine.inbox import Inbox
 from strata.engine.schedule.live import Path as Schedule
-from strata.engine.schedule.ports import Row, Rules
+from strata.engine.schedule.ports import Round, Row, Rules
 from strata.engine.serve import Server, Writer
 from strata.engine.state.checkpoints import CacheRules
 from strata.engine.state.conversations import Conversations
@@ -127,7 +127,7 @@ class PacedRunner:
     def sample(self, logits: object, recent: I32, how: Sampling, position: int) -> int:
         return self._ids[stamp_at(self._now())]
 
-    def window(self, rows: Sequence[Row], again: bool) -> list[int]:
+    def window(self, rows: Sequence[Row], again: bool, rounds: bool = False) -> list[int]:
         self._over = self._ahead or self._behind(self._over, self._pace.window)
         self._ahead = self._behind(self._over, self._pace.window) if again else 0.0
         self._sleep_until(self._over)
@@ -155,6 +155,12 @@ class PacedRunner:
         return []
 
     def verify(self, rows: Sequence[Row]) -> list[list[int]]:
+        raise RuntimeError("no drafts")
+
+    def rounds(self, row: Row) -> int:
+        return 0
+
+    def round(self, row: Row, after: int | None) -> Round:
         raise RuntimeError("no drafts")
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from strata.engine import environment
 from strata.engine.capacity import state_plan
+from strata.engine.card_rounds import CardRounds
 from strata.engine.device.arena import MIB, shown
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.device.driver import Array, Driver
@@ -44,9 +45,10 @@ from strata.engine.model.window import Draw, Ticket, penalises
 from strata.engine.options import Options, Refused
 from strata.engine.pack import DraftPack, Pack
 from strata.engine.runner import check_lengths
-from strata.engine.schedule.ports import SOLO, Picked, Row
+from strata.engine.schedule.ports import SOLO, Picked, Round, Row
 from strata.engine.schedule.short import NO_SHORT, ReadTimes, ShortReads
 from strata.engine.state.pages import OutOfPages
+from strata.engine.window_cost import WindowCost
 from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.ops import I32, PAGE, Sampling
 from strata.protocol.lines import InfoValue
@@ -56,50 +58,6 @@ LOW: Final = 256 * MIB
 _TIMED: Final = 2
 """Times that a read is timed at the start, behind a first one that loads its kernels; the quickest counts."""
 _NOTHING = np.empty(0, np.int32)
-
-
-@dataclass(slots=True)
-class WindowCost:
-    """What the host does between two waits, over windows that were started ahead. Seconds.
-
-    verified   windows with drafts · verifying: what the host did for them beside waiting · replayed: states of slots
-               that were taken back behind them
-    """
-
-    windows: int = 0
-    seconds: float = 0.0
-    longest: float = 0.0
-    ahead: int = 0
-    dropped: int = 0
-    verified: int = 0
-    verifying: float = 0.0
-    replayed: int = 0
-    _left: float = field(default=0.0)
-
-    def enter(self, counts: bool) -> None:
-        """A wait begins; `counts`: since the last one there was nothing but one window's work."""
-        spent = time.perf_counter() - self._left
-        if counts and self._left:
-            self.windows += 1
-            self.seconds += spent
-            self.longest = max(self.longest, spent)
-
-    def leave(self) -> None:
-        """It is over."""
-        self._left = time.perf_counter()
-
-    def __str__(self) -> str:
-        mean = self.seconds / self.windows if self.windows else 0.0
-        said = (
-            f"host work {mean * 1e6:.0f} us a window over {self.windows} windows, at most {self.longest * 1e6:.0f} us; "
-            f"{self.ahead} windows started ahead, {self.dropped} of them for nothing"
-        )
-        if not self.verified:
-            return said
-        each = self.verifying / self.verified
-        return (
-            f"{said}; {self.verified} windows with drafts, {each * 1e6:.0f} us each, {self.replayed} states taken back"
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -206,6 +164,8 @@ class CudaRunner:
                     draft,
                     options.draft_slots,
                     options.draft_context,
+                    options.mtp_max,
+                    tuple(options.eos_ids or ()),
                 ),
                 experts=asked(options, profile, chunk),
                 loan=loan if options.prefill_head_alias else None,
@@ -222,6 +182,8 @@ class CudaRunner:
         self._windows = self._resident.windows
         self._loan = self._resident.loan
         self.drafter = self._resident.drafter
+        of_card = self._windows.rounds
+        self._rounds = None if of_card is None else CardRounds(self._model, of_card, self._windows, self.state)
 
     def warm(self) -> None:
         """Capture what every request uses; from then on nothing allocates."""
@@ -379,7 +341,7 @@ class CudaRunner:
 
     # -------------------------------------------------------------------------------------------------------- windows
 
-    def window(self, rows: Sequence[Row], again: bool) -> list[int]:
+    def window(self, rows: Sequence[Row], again: bool, rounds: bool = False) -> list[int]:
         batch = self._batch
         if batch is None or not batch.goes_on_with(rows):
             self._forget()
@@ -387,7 +349,8 @@ class CudaRunner:
             width = self._windows.sample_with(draws)
             batch = self._batch = _Batch([row.slot for row in rows], draws, width, [])
         ticket, self._ahead = self._ahead, None
-        if ticket is None:
+        if ticket is None or ticket.layout.leaves:
+            self.cost.dropped += ticket is not None
             parts = [(row.slot, row.position, row.tokens[-1:]) for row in rows]
             ticket = self._started(Rows.of(parts), len(rows), batch.width)
         else:
@@ -395,7 +358,7 @@ class CudaRunner:
                 self.state.advance(slot, 1)
         batch.positions = [row.position + 1 for row in rows]
         if again:
-            self._start_ahead(ticket, batch)
+            self._start_ahead(ticket, batch, rounds)
         self.cost.enter(self._ahead is not None)
         batch.ids = ticket.wait()
         self.cost.leave()
@@ -413,8 +376,12 @@ class CudaRunner:
             self.state.advance(slot, n)
         return ticket
 
-    def _start_ahead(self, ticket: Ticket, batch: _Batch) -> None:
-        """The window after this one, where the context has room for it."""
+    def _start_ahead(self, ticket: Ticket, batch: _Batch, rounds: bool) -> None:
+        """The window after this one, where the context has room for it; rounds: a round of the one sequence."""
+        if rounds and self._rounds is not None:
+            self._ahead = self._rounds.behind_window(batch.slots[0], batch.positions[0], batch.draws[0])
+            self.cost.ahead += self._ahead is not None
+            return
         if max(batch.positions) >= self.state.max_context:
             return
         begins_page = [(slot, 1) for slot, at in zip(batch.slots, batch.positions, strict=True) if not at % PAGE]
@@ -467,6 +434,34 @@ class CudaRunner:
         self.cost.verified += 1
         self.cost.verifying += time.perf_counter() - begun
         return said
+
+    def rounds(self, row: Row) -> int:
+        return 0 if self._rounds is None else self._rounds.most(row)
+
+    def round(self, row: Row, after: int | None) -> Round:
+        batch, ticket, rounds = self._batch, self._ahead, self._rounds
+        if rounds is None:
+            raise RuntimeError("there are no rounds without a draft layer")
+        if batch is None or ticket is None or not ticket.layout.leaves or not batch.goes_on_with([row]):
+            self._forget()
+            self._take_back()
+            batch = _Batch([row.slot], [_draw(row)], 0, [])
+            ticket = rounds.begin(row, batch.draws[0], after)
+            if ticket is None:
+                return Round(self.verify([row])[0], len(row.drafts), None)
+        self._batch = batch
+        self._ahead = None if after is None else rounds.behind_round(ticket, row, after)
+        self.cost.ahead += self._ahead is not None
+        self.cost.enter(self._ahead is not None)
+        ticket.wait()
+        self.cost.leave()
+        self._window_over(ticket, [row.slot] * ticket.layout.rows)
+        said = rounds.over(ticket, row)
+        batch.positions, batch.ids = [row.position + len(said)], said[-1:]
+        self.cost.rounds += 1
+        self.cost.round_tokens += len(said)
+        ahead = self._ahead.layout.rows - 1 if self._ahead is not None and self._ahead.layout.leaves else None
+        return Round(said, ticket.layout.rows - 1, ahead)
 
     def _take_back(self) -> None:
         """A window comes: what it needs may be lent."""

@@ -21,7 +21,7 @@ from strata.engine.model.drafter import Followed, HostDrafter
 from strata.engine.model.tape import Tape
 from strata.engine.options import Options
 from strata.engine.pack import DraftPack, Pack
-from strata.engine.schedule.ports import SOLO, Picked, Row
+from strata.engine.schedule.ports import SOLO, Picked, Round, Row
 from strata.engine.schedule.short import NO_SHORT
 from strata.engine.state.pages import AccountsError
 from strata.engine.state.slots import StatePool
@@ -98,7 +98,7 @@ class ModelRunner:
     def sample(self, logits: F32, recent: I32, how: Sampling, position: int) -> int:
         return self._kernels.sample(logits, recent, how, position)
 
-    def window(self, rows: Sequence[Row], again: bool) -> list[int]:
+    def window(self, rows: Sequence[Row], again: bool, rounds: bool = False) -> list[int]:
         parts = [(row.slot, row.position, row.tokens[-1:]) for row in rows]
         logits = self._model.forward(Rows.of(parts), self.state, range(len(rows)))
         return [self.sample(logits[i], row.recent, row.how, row.position + 1) for i, row in enumerate(rows)]
@@ -133,6 +133,14 @@ class ModelRunner:
         if self.drafter is not None:
             self.drafter.follow(followed)
         return said
+
+    def rounds(self, row: Row) -> int:
+        """None: the host decides between two windows anyway."""
+        return 0
+
+    def round(self, row: Row, after: int | None) -> Round:
+        (said,) = self.verify([row])
+        return Round(said, len(row.drafts), None)
 
     def _said(self, logits: F32, row: Row, i: int) -> int:
         """The token behind the i-th fed one."""

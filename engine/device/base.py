@@ -122,13 +122,10 @@ class Device(StateMemory, Protocol):
         """The layers are over: what comes is valid for the rest of the pass."""
 
     def rewind(self) -> None:
-        """What `project` and `retain` have made is no longer valid."""
+        """What `project` has made is no longer valid."""
 
     def project(self, weights: Sequence[Weight], x: Array) -> Sequence[Array]:
         """`Kernels.linear`, valid until the next `rewind`."""
-
-    def retain(self, x: Array) -> Array:
-        """A copy, valid until the next `rewind`."""
 
     def embed(self, table: Weight, tokens: Array, streams: int) -> Array:
         """Token ids (n,) -> residual (n, streams, H), all streams alike."""

@@ -30,7 +30,6 @@ from strata.engine.device.loading import Copy, Loading, flat
 from strata.engine.log import log
 from strata.kernels.cuda.backend import CudaKernels
 from strata.kernels.cuda.compile import DeviceError
-from strata.kernels.cuda.draft import keep_rows
 from strata.kernels.cuda.product import linear
 from strata.kernels.cuda.repack import card_form
 from strata.kernels.cuda.workspace import OutOfWorkspace, Workspace
@@ -341,7 +340,7 @@ class CudaDevice:
         self.kernels.workspace = self._spaces[0]
 
     def open_tape(self, n_bytes: int) -> None:
-        """Take memory for what `project` and `retain` make."""
+        """Take memory for what a tape keeps."""
         self._tape = Workspace(self._take(padded(n_bytes), "the tape of verify windows", "use a smaller --spec"))
 
     @property
@@ -358,11 +357,6 @@ class CudaDevice:
     def project(self, weights: Sequence[Weight], x: Array) -> Sequence[Array]:
         outs = [self.tape.array((len(x), w.rows)) for w in weights]
         return linear(self.kernels.workspace, weights, x, out=outs)
-
-    def retain(self, x: Array) -> Array:
-        kept = self.tape.array(x.shape, x.dtype)
-        keep_rows(x, kept)
-        return kept
 
     def place(self, arrays: Sequence[npt.NDArray[np.int32]]) -> Sequence[Array]:
         """In one fixed buffer, which the next call overwrites in the order of the stream."""

@@ -120,9 +120,6 @@ class HostDevice(HostMemory):
     def project(self, weights: Sequence[Weight], x: Array) -> Sequence[Array]:
         return self.kernels.linear(weights, x)
 
-    def retain(self, x: Array) -> Array:
-        return x.copy()
-
     def embed(self, table: Weight, tokens: Array, streams: int) -> Array:
         e = self.kernels.dequantize(table, tokens.astype(np.int64))
         return np.repeat(e[:, None, :], streams, axis=1)

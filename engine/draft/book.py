@@ -44,6 +44,10 @@ class DraftBook:
         self.state.reserve(slot, n)
         return self.state.length(slot)
 
+    def fits(self, slot: int, n: int) -> bool:
+        """Whether the layer goes on in this sequence for n rows more, without beginning again."""
+        return self._epochs[slot] == self._model.epoch(slot) and self.state.length(slot) + n <= self.most
+
     def keep(self, slot: int, n: int) -> None:
         """n rows at the place are right."""
         self.state.advance(slot, n)

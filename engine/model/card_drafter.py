@@ -4,6 +4,8 @@
     drafter.behind(x, ids, rows)                  # part of a verify window's graph: a draft behind every row
     drafter.kept(slot, row, n, at, id, p)         # what the host has decided: n rows of a slot stay
     drafter.propose(slot, at, most, min_p)        # the first is there; each further one is a captured step
+    drafter.chain(x, ids, rows, kept, own, chain) # part of a round's graph: all of them behind the last row that stays
+    drafter.chained(slot, n, at, ids, p)          # the same, when the host has seen it
 
 The layer runs over all rows of a window, before anybody knows which of them stay: what it writes for others lies behind
 its own length. So a window and the first draft behind it are one graph.
@@ -30,6 +32,7 @@ from strata.engine.model.rows import Rows
 from strata.engine.pack import DraftPack, ModelSpec
 from strata.engine.state.slots import StatePool, estimate_bytes
 from strata.kernels.cuda.draft import draft_tokens, keep_rows, likeliest
+from strata.kernels.cuda.round import round_choose
 from strata.kernels.ops import I32
 
 _STEP_INTS: Final = 3
@@ -44,12 +47,15 @@ class CardDrafts:
     layer     the draft layer, None without one
     slots     pool slots that it follows, of so many batch slots
     context   rows that it holds of each
+    rounds    drafts of a round at most, 0: there are none · ends: tokens that end a text
     """
 
     verify: int = 1
     layer: DraftPack | None = None
     slots: Callable[[int], int] = lambda n: 1 + n
     context: int = 0
+    rounds: int = 0
+    ends: tuple[int, ...] = ()
 
     @property
     def spec(self) -> ModelSpec | None:
@@ -69,15 +75,16 @@ class CardDrafts:
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """A token for position `at` of a sequence, how likely it is, and the row of the last window that it comes from.
+    """Tokens for position `at` of a sequence and on, how likely they are, and the row of the last window that the first
+    comes from.
 
     row: None when that window is over: nothing can go on from there
     """
 
     at: int
     epoch: int
-    id: int
-    p: float
+    ids: list[int]
+    p: list[float]
     row: int | None
 
 
@@ -133,6 +140,10 @@ class CardDrafter:
 
     def behind(self, x: Array, ids: Array, rows: Rows, drafts: Array, p: Array) -> None:
         """Work of a window's graph: drafts and p (n,) behind ids (n,), which were sampled behind x (n, C, H)."""
+        keep_rows(self._behind(x, ids, rows, drafts, p), self._carry[: len(rows)])
+
+    def _behind(self, x: Array, ids: Array, rows: Rows, drafts: Array, p: Array) -> Array:
+        """The same; returns the layer's residual (n, C, H)."""
         n, kernels = len(rows), self._device.kernels
         if kernels.bound is not None and kernels.bound >= self.book.most:
             kernels.bound = None
@@ -141,12 +152,42 @@ class CardDrafter:
         own = Rows(tokens, self._positions[:n], rows.slots, rows.segments)
         out = self._layer(x, own, self.book.state)
         likeliest(kernels.workspace, self._layer.logits(out), drafts, p, self._layer.names)
-        keep_rows(out, self._carry[:n])
+        return out
 
     def kept(self, slot: int, row: int, n: int, at: int, draft: int, p: float) -> None:
         """n rows of a slot stay, the last of which is `row` of the window; `draft` is for position `at`."""
         self.book.keep(slot, n)
-        self._proposals[slot] = _Proposal(at, self.book.epoch(slot), draft, p, row)
+        self._proposals[slot] = _Proposal(at, self.book.epoch(slot), [draft], [p], row)
+
+    # --------------------------------------------------------------------------------------------------------- rounds
+
+    @property
+    def places(self) -> Array:
+        """Where the rows of a window lie in the layer, int32 (rows,)."""
+        return self._positions
+
+    def enter_round(self, slot: int, rows: int, steps: int) -> None:
+        """A round begins with rows of a slot that the host knows: say where they are."""
+        place = self.book.place(slot, rows)
+        self.book.state.reserve(slot, rows + steps)
+        self._staging.upload(self._positions, place + np.arange(len(self._positions), dtype=np.int32))
+        self._proposals = {slot: replace(one, row=None) for slot, one in self._proposals.items()}
+
+    def chain(
+        self, x: Array, ids: Array, rows: Rows, kept: Array, own: tuple[Array, Array], chain: tuple[Array, Array]
+    ) -> None:
+        """Work of a round's graph, as `behind`: a chain of m drafts behind the last of its rows that stays, and how
+        likely they are, (m,) each. kept (1,): how many do · own: as drafts and p of `behind`"""
+        out = self._behind(x, ids, rows, *own)
+        bound = self._device.kernels.bound
+        round_choose(out, kept, *own, self._positions[: len(rows)], rows.slots[:1], *chain, self._fed, self._step)
+        for i in range(1, len(chain[0])):
+            self._compute_step(bound, *(each[i : i + 1] for each in chain))
+
+    def chained(self, slot: int, n: int, at: int, ids: list[int], p: list[float]) -> None:
+        """n rows of a round stay; its chain is for position `at` on."""
+        self.book.keep(slot, n)
+        self._proposals[slot] = _Proposal(at, self.book.epoch(slot), ids, p, None)
 
     # ------------------------------------------------------------------------------------------------------ proposals
 
@@ -156,13 +197,14 @@ class CardDrafter:
         first = self._proposals.get(slot)
         if first is None or (first.at, first.epoch) != (at, self.book.epoch(slot)) or not most:
             return []
-        found, p, begin = [first.id], first.p, self.book.state.length(slot)
+        known = 1 + next((i for i, p in enumerate(first.p[:-1]) if p < min_p), len(first.p) - 1)
+        found, p, begin = first.ids[: min(known, most)], first.p[known - 1], self.book.state.length(slot)
         most = min(most, 1 + self.book.most - begin)
         if first.row is None or most < 2 or p < min_p:
             return found
         self.book.state.reserve(slot, most - 1)
         self._device.copy(self._fed, self._carry[first.row : first.row + 1])
-        self._staging.upload(self._step, np.array([first.id, begin, slot], np.int32))
+        self._staging.upload(self._step, np.array([first.ids[0], begin, slot], np.int32))
         at_once = most - 1 if min_p <= 0 else 1  # without a bar there is nothing to wait for in between
         while len(found) < most and p >= min_p:
             steps = self._stepped(begin + len(found) - 1, at_once)
@@ -185,8 +227,9 @@ class CardDrafter:
         for i in range(n):
             bound = self._budget if place + i < self._budget < self.book.most else None
             if bound not in self._graphs:
-                self._compute_step(bound)
-                self._graphs[bound] = self._device.driver.capture(partial(self._compute_step, bound))
+                work = partial(self._compute_step, bound, self._said[:1], self._said[1:].view(np.float32))
+                work()
+                self._graphs[bound] = self._device.driver.capture(work)
             else:
                 self._graphs[bound].launch()
             self._downloads[i]()
@@ -195,14 +238,16 @@ class CardDrafter:
         landed = self._landings[:n]
         return list(zip(landed[:, 0].tolist(), landed[:, 1].view(np.float32).tolist(), strict=True))
 
-    def _compute_step(self, bound: int | None) -> None:
-        """The work of a step, which leaves token, position and residual of the next one where it reads them."""
+    def _compute_step(self, bound: int | None, ids: Array, p: Array) -> None:
+        """The work of a step, which leaves token, position and residual of the next one where it reads them.
+
+        ids, p (1,): where the draft goes, and how likely it is
+        """
         device = self._device
         device.expect(bound)
         device.begin()
         token, position, slot = (self._step[i : i + 1] for i in range(_STEP_INTS))
         out = self._layer(self._fed, Rows(token, position, slot, self._step.reshape(1, 3)), self.book.state)
-        ids, p = self._said[:1], self._said[1:].view(np.float32)
         logits = self._layer.logits(out)
         likeliest(device.kernels.workspace, logits, ids, p, self._layer.names, (token, position))
         keep_rows(out, self._fed)

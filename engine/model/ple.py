@@ -17,9 +17,10 @@ class PleBlock:
 
     def __call__(self, x: F32, rows: Rows, state: StatePool) -> None:
         """x (n, C, H) in place; the slots' n-gram history and convolution inputs advance."""
-        if rows.tape is not None:
-            rows.tape.embeds(self, rows.tokens, x)
-        self.again(x, rows.tokens, rows.segments, state)
+        if rows.tape is None:
+            self.again(x, rows.tokens, rows.segments, state)
+        else:
+            rows.tape.embed(self, x, rows.tokens, rows.segments, state)
 
     def again(self, x: F32, tokens: I32, segments: I32, state: StatePool) -> None:
         """The same on rows whose tokens and residual are there."""

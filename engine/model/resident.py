@@ -146,7 +146,7 @@ class Resident:
         self.drafter = self._drafter(drafts, n_slots - 1, kv)
         if drafts.verify > 1:
             device.open_tape(tape)
-        self.windows = Windows(self.model, self.state, device, WINDOW_ROWS, self.drafter)
+        self.windows = Windows(self.model, self.state, device, WINDOW_ROWS, self.drafter, drafts.rounds, drafts.ends)
         with self._loading():
             if self.loan is not None and tiers is not None:
                 self.chunk = self._fit_loan(self.loan, tiers, logits, drafts)
@@ -349,11 +349,13 @@ class Resident:
             for layout in self.layouts(1):
                 verifies = Layout(rows, 1, rows, 0, layout.bound, verifies=True)
                 self.windows.prepare(verifies)
-            for n in range(1, rows):
-                self.windows.rehearse_replay(verifies, n)
+            if rows > 1:
+                self.windows.rehearse_replay(verifies)
         if self.drafter is not None:
             self.drafter.book.place(0, WINDOW_ROWS)
             self.drafter.prepare()
+            for layout in self.windows.round_layouts():
+                self.windows.prepare(layout)
             self.drafter.book.state.reset(0)
 
     def _fit(self, chunks: Sequence[int], logits: int, reserve: int, share: Callable[[int], float]) -> int:
@@ -417,6 +419,8 @@ class Resident:
             verified = {1, max(1, rows // 2)} if self._verify > 1 else ()  # a sequence, and slots with a draft each
             for segments in verified:
                 self.windows.compute(Layout(rows, segments, rows, 0, bound, verifies=True))
+        for layout in self.windows.round_layouts():
+            self.windows.compute(layout)
 
     def _largest(self, chunk: int, logits: int) -> None:
         """The passes that need the most workspace. A short prompt goes through kernels of windows, which may need more

@@ -9,7 +9,7 @@ be that of the rows before it: their inputs to delta net and n-gram embedding ar
 rows. Keys and values need no replay: what lies behind a sequence's length is written again before anybody reads it.
 
 Memory   what the tape holds is valid until the next one begins (`Device.rewind`)
-Cost     a replay is two launches for every delta net layer; no weight of a product is read but those of the n-grams
+Cost     a replay is the recurrence of the rows that stay, and of products that of the n-grams; on a card card_tape.py
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ class Tape:
         self._gdn.append((block, made))
         return made
 
-    def embeds(self, block: PleBlock, tokens: I32, x: F32) -> None:
-        """The block's inputs; a copy of x is kept, the tokens must stay."""
-        self._ple.append((block, tokens, self._device.retain(x)))
+    def embed(self, block: PleBlock, x: F32, tokens: I32, segments: I32, state: StatePool) -> None:
+        """Let the block do its work; its inputs are kept, the tokens must stay."""
+        self._ple.append((block, tokens, x.copy()))
+        block.again(x, tokens, segments, state)
 
     def replay(self, begin: int, n: int, segments: Any, state: StatePool) -> None:
         """Let one slot's recurrent state advance over n rows from row `begin` of the pass. Once for each slot.

@@ -5,6 +5,8 @@
     ids = ticket.wait()
     ticket = windows.verify(rows, draws)       # known tokens and drafts: what the model says behind every row
     windows.replay(ticket, slot, begin, n)     # the state of a slot is to be that of its first n rows
+    ticket = windows.round(rows, draws, m)     # the same of one sequence, which decides on the card and feeds the next:
+    ticket = windows.next_round(ticket, ..)    # with the drafts that this one has left
 
 A layout is what a graph cannot change: numbers of rows, segments and wanted rows, width of the list of ids that the
 penalties look at, and a bound of the positions. Everything else lies in fixed buffers and is read on the device. The
@@ -31,12 +33,14 @@ from strata.engine.device.cuda import CudaDevice, Staging
 from strata.engine.device.driver import Array, Event, Graph
 from strata.engine.log import log
 from strata.engine.model.card_drafter import CardDrafter
+from strata.engine.model.card_tape import CardTape
 from strata.engine.model.model import Model
+from strata.engine.model.rounds import Rounds
 from strata.engine.model.rows import Rows
-from strata.engine.model.tape import Tape
+from strata.engine.model.window_buffers import Buffers, Sampled
 from strata.engine.state.slots import StatePool
 from strata.kernels.cuda.compile import DeviceError
-from strata.kernels.cuda.sample import MAX_RECENT, SETTINGS, pack
+from strata.kernels.cuda.sample import MAX_RECENT, pack
 from strata.kernels.cuda.window import window_next, window_recent
 from strata.kernels.ops import I32, Sampling
 
@@ -104,6 +108,7 @@ class Layout:
     """rows · segments · wanted: last rows whose logits are made · recent: width of the lists · bound of positions.
 
     verifies: it samples behind every row, leaves a tape, and drafts behind every row where there is a draft layer
+    leaves: it is a round (`engine.model.rounds`), which leaves so many drafts; 0: it is none
     """
 
     rows: int
@@ -112,11 +117,12 @@ class Layout:
     recent: int = 0
     bound: int | None = None
     verifies: bool = False
+    leaves: int = 0
 
     @property
     def steps(self) -> bool:
         """Whether the window samples and can feed itself: a row is a sequence and gets its next token."""
-        return self.rows == self.segments == self.wanted and not self.verifies
+        return self.rows == self.segments == self.wanted and not self.verifies and not self.leaves
 
 
 @dataclass(slots=True, eq=False)
@@ -151,11 +157,16 @@ class Ticket:
         return None if self._hits is None else self._hits[1, : self.layout.rows].tolist()
 
     def drafts(self) -> tuple[list[int], list[float]]:
-        """Behind `wait`: the draft behind every row of a window that verifies, and how likely each is."""
+        """Behind `wait`: the draft behind every row of a window that verifies, or the chain of a round; how likely each
+        is."""
         self.wait()
-        most, n = len(self._landing) // 3, self.layout.rows
+        most, n = len(self._landing) // 3, self.layout.leaves or self.layout.rows
         drafts, likely = self._landing[most : most + n], self._landing[2 * most : 2 * most + n]
         return drafts.tolist(), likely.view(np.float32).tolist()
+
+    def said(self) -> list[int]:
+        """Of a round: the ids behind the rows that stay."""
+        return self.wait()[: int(self._landing[-1])]
 
 
 class Windows:
@@ -168,19 +179,24 @@ class Windows:
         device: CudaDevice,
         most_rows: int,
         drafter: CardDrafter | None = None,
+        rounds: int = 0,
+        ends: Sequence[int] = (),
     ) -> None:
         self._drafter = drafter
-        self._replays: dict[tuple[int, int, int], Graph | None] = {}
+        self._replays: dict[tuple[int, int], Graph | None] = {}
         self.most_rows = most_rows
         self._model = model
         self._state = state
         self._device = device
         self._hows: list[Sampling] = []  # what the settings on the card are
         self._graphs: dict[Layout, _Captured | None] = {}
-        self._tapes: dict[Layout, Tape] = {}
-        self._buffers = _Buffers(device, most_rows)
+        self._tapes: dict[Layout, CardTape] = {}
+        self._buffers = Buffers(device, most_rows)
+        self.rounds: Rounds | None = None
+        if drafter is not None and rounds:
+            self.rounds = Rounds(model, state, device, self._buffers, drafter, rounds, ends)
         self._staging = Staging(device.driver, max(array.nbytes for array in self._buffers.all))
-        self._landings = [device.driver.pinned(4 * 3 * most_rows).view(np.int32) for _ in range(IN_FLIGHT)]
+        self._landings = [device.driver.pinned(4 * (3 * most_rows + 1)).view(np.int32) for _ in range(IN_FLIGHT)]
         self._events = [device.driver.event() for _ in range(IN_FLIGHT)]
         self._downloads = [
             [device.driver.downloader(landing[:n], self._buffers.ids[:n]) for landing in self._landings]
@@ -207,11 +223,19 @@ class Windows:
         self._graphs.clear()
         self._replays.clear()
 
+    def _bound(self, last: int) -> int | None:
+        """The tightest bound of positions up to this one that there are graphs for."""
+        budget = self._model.spec.index_budget
+        return budget if last < budget < self._model.max_context else None
+
     def layout(self, rows: Rows, wanted: int, recent: int = 0, verifies: bool = False) -> Layout:
         """The layout of these rows, with the tightest bound that there are graphs for."""
-        budget, last = self._model.spec.index_budget, int(rows.positions.max())
-        bound = budget if last < budget < self._model.max_context else None
+        bound = self._bound(int(rows.positions.max()))
         return Layout(len(rows), len(rows.segments), wanted, recent, bound, verifies)
+
+    def round_layout(self, fed: int, leaves: int, position: int) -> Layout:
+        """Of a round with so many drafts behind a token at this position, or an earlier one."""
+        return Layout(1 + fed, 1, 1 + fed, 0, self._bound(position + fed + leaves), leaves=leaves)
 
     def sample_with(self, draws: Sequence[Draw]) -> int:
         """How the rows of the windows to come are sampled. Returns the width of their lists, for the layout."""
@@ -253,10 +277,10 @@ class Windows:
         """Before the slot advances: its recurrent state is to be that of n rows of the window, from row `begin`."""
         segment = np.array([self._state.recurrent.name(slot), 0, n], np.int32)
         self._upload(self._buffers.replayed, segment)
-        key, tape = (ticket.layout.rows, begin, n), self._tapes[ticket.layout]
+        key, tape = (ticket.layout.rows, begin), self._tapes[ticket.layout]
 
         def work() -> None:
-            tape.replay(begin, n, self._buffers.replayed.reshape(1, 3), self._state)
+            tape.replay(begin, ticket.layout.rows - begin, self._buffers.replayed.reshape(1, 3), self._state)
 
         graph = self._replays.get(key)
         if graph is not None:
@@ -265,6 +289,34 @@ class Windows:
         work()
         if key not in self._replays:
             self._replays[key] = self._graph_of(work, "states are taken back")
+
+    def round(self, rows: Rows, draw: Draw, leaves: int) -> Ticket:
+        """Run a round from the host, of one slot's known token and drafts. draw: how its tokens are sampled, without
+        penalties. The state and the draft layer's pages have room, the latter also for leaves - 1 rows more."""
+        self._enter(rows)
+        ((slot, begin, end),) = rows.segments.tolist()
+        self._enter_round(slot, draw, end - begin, leaves)
+        return self._run(self.round_layout(end - begin - 1, leaves, int(rows.positions[0])))
+
+    def first_round(self, slot: int, position: int, draw: Draw, leaves: int) -> Ticket:
+        """Run a round without drafts behind a plain window of the slot alone that is under way, or over; `position`: of
+        the token that it has sampled. The state has advanced."""
+        self._enter_round(slot, draw, 1, leaves)
+        return self._run(self.round_layout(0, leaves, position))
+
+    def next_round(self, before: Ticket, position: int, fed: int, leaves: int) -> Ticket:
+        """Run the next round of a sequence, with drafts that the one before has left, fed <= `before.layout.leaves`.
+        position: the largest that its token can have."""
+        if fed > before.layout.leaves:
+            raise ValueError(f"{fed} drafts from a round that has left {before.layout.leaves}")
+        return self._run(self.round_layout(fed, leaves, position))
+
+    def behind_round(self, slot: int, position: int) -> Ticket:
+        """Run a plain window behind a round of the slot that is under way and has not been counted. position: the
+        largest that its token can have."""
+        name = self._state.recurrent.name(slot)
+        self._upload(self._buffers.segment, np.array([name ^ name >> 16, 0, 1], np.int32))
+        return self._run(Layout(1, 1, 1, 0, self._bound(position)))
 
     def eager(self, rows: Rows, wanted: int, recent: int = 0) -> Ticket:
         """`start` without a graph: the slow path that the graphs are compared with."""
@@ -284,29 +336,43 @@ class Windows:
         n = layout.rows
         if layout.verifies and self._drafter is not None:
             self._drafter.enter([(0, n)])
+        if layout.leaves:
+            self._enter_round(0, Draw(Sampling(), np.empty(0, np.int32), 0), n, layout.leaves)
         zeros = np.zeros(n, np.int32)
         edges = np.linspace(0, n, layout.segments + 1).astype(np.int32)
         segments = np.stack([np.zeros(layout.segments, np.int32), edges[:-1], edges[1:]], 1)
         self._enter(Rows(zeros, zeros, zeros, segments))
         self.sample_with([Draw(Sampling(), zeros[:0], 0)] * n)
         logits, _ = self.compute(layout)
-        if logits is not None:
+        if logits is not None and not layout.leaves:
             self.compute_draw(logits, layout)
 
-    def rehearse_replay(self, layout: Layout, n: int) -> None:
-        """Capture the replay of n rows of a layout with one segment, after its rehearsal."""
-        self.replay(Ticket(layout, None, None, self._landings[0], self._events[0]), 0, 0, n)
+    def rehearse_replay(self, layout: Layout) -> None:
+        """Capture the replay of a layout with one segment, after its rehearsal."""
+        self.replay(Ticket(layout, None, None, self._landings[0], self._events[0]), 0, 0, 1)
+
+    def round_layouts(self) -> list[Layout]:
+        """Of all rounds: those that leave as many drafts as they had, and those that leave as many as there may be."""
+        if self.rounds is None:
+            return []
+        most, bounds = self.rounds.most, dict.fromkeys([self._bound(0), None])
+        pairs = dict.fromkeys([*((n, n) for n in range(1, 1 + most)), *((n, most) for n in range(most))])
+        return [Layout(1 + fed, 1, 1 + fed, 0, bound, leaves=leaves) for fed, leaves in pairs for bound in bounds]
 
     def prepare(self, layout: Layout) -> None:
         """Capture a layout before it is needed, after a rehearsal."""
         self.rehearse(layout)
         self._run(layout)
 
-    def compute(self, layout: Layout) -> tuple[Array | None, Array]:
-        """The work of a window: what a graph is captured of. Logits of the wanted rows, residuals of all."""
+    def compute(self, layout: Layout) -> tuple[Array | None, Array | None]:
+        """The work of a window: what a graph is captured of. Logits of the wanted rows, residuals of all; of a round
+        none."""
         n, wanted, kernels = layout.rows, layout.wanted, self._device.kernels
         rows, own = self._buffers.rows(n, layout.segments), self._buffers.sampling(layout)
         kernels.bound = layout.bound
+        if layout.leaves and self.rounds is not None:
+            self.rounds.compute(layout)
+            return None, None
         if layout.verifies:
             return self._compute_verify(layout, rows, own)
         if layout.steps and layout.recent:
@@ -317,10 +383,10 @@ class Windows:
             window_next(own.ids, rows.tokens, rows.positions, rows.segments)
         return logits, x
 
-    def _compute_verify(self, layout: Layout, rows: Rows, own: _Sampling) -> tuple[Array | None, Array]:
+    def _compute_verify(self, layout: Layout, rows: Rows, own: Sampled) -> tuple[Array | None, Array]:
         """The work of a window that verifies."""
         kernels, n = self._device.kernels, layout.rows
-        tape = self._tapes[layout] = Tape(self._device)
+        tape = self._tapes[layout] = CardTape(self._device)
         logits, x = self._model.compute(replace(rows, tape=tape), self._state, np.arange(n))
         kernels.sample_rows(logits, own.settings, own.seeds, rows.positions, own.recent, ahead=1, out=own.ids)
         if self._drafter is not None:
@@ -336,7 +402,15 @@ class Windows:
     def _enter(self, rows: Rows) -> None:
         if len(rows) > self.most_rows:
             raise ValueError(f"a window has at most {self.most_rows} rows, got {len(rows)}")
-        self._upload(self._buffers.inputs, _Buffers.packed(self._state.located(rows), self.most_rows))
+        self._upload(self._buffers.inputs, Buffers.packed(self._state.located(rows), self.most_rows))
+
+    def _enter_round(self, slot: int, draw: Draw, rows: int, leaves: int) -> None:
+        """Say where a slot's state and its rows in the draft layer are, and how rounds sample."""
+        rounds = self.rounds
+        if rounds is None or self.sample_with([draw] * (1 + rounds.most)):
+            raise ValueError(f"a round wants a draft layer and no penalties, got {draw}")
+        self._upload(rounds.places, rounds.located(slot, self._state.recurrent.name(slot)))
+        rounds.drafter.enter_round(slot, rows, leaves - 1)
 
     def _upload(self, target: Array, values: npt.NDArray[Any]) -> None:
         self._staging.upload(target[: values.size], values)
@@ -355,7 +429,7 @@ class Windows:
 
     def _captured(self, layout: Layout) -> _Captured | None:
         """The graph of a layout that has just run; None: there is no memory for it."""
-        made: list[tuple[Array | None, Array]] = []
+        made: list[tuple[Array | None, Array | None]] = []
         graph = self._graph_of(lambda: made.append(self.compute(layout)), f"windows of {layout.rows} rows run")
         return None if graph is None else _Captured(graph, *made[0], self._device.taken)
 
@@ -371,7 +445,7 @@ class Windows:
         """Bring the ids to the host behind the work."""
         turn = self._sent % IN_FLIGHT
         self._sent += 1
-        if layout.verifies:
+        if layout.verifies or layout.leaves:
             self._verdicts[turn]()
         elif layout.wanted:
             self._downloads[layout.wanted - 1][turn]()
@@ -388,60 +462,5 @@ class _Captured:
 
     graph: Graph
     logits: Array | None
-    x: Array
+    x: Array | None
     taken: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sampling:
-    settings: Array
-    seeds: Array
-    recent: Array
-    ids: Array
-
-
-class _Buffers:
-    """What the kernels of all layouts read and write at fixed addresses."""
-
-    def __init__(self, device: CudaDevice, n: int) -> None:
-        self._most = n
-        self.inputs = device.fixed(4 * 6 * n).view(np.int32)
-        self.said = device.fixed(4 * 3 * n).view(np.int32)
-        self.ids = self.said[:n]
-        self.moduli, self.drawn = (device.fixed(4 * n).view(np.int32) for _ in range(2))
-        self.replayed = device.fixed(4 * 3).view(np.int32)
-        self.recent = device.fixed(4 * n * MAX_RECENT).view(np.int32)
-        self.settings = device.fixed(8 * n * len(SETTINGS)).view(np.float64)
-        self.seeds = device.fixed(8 * n).view(np.uint64)
-
-    @property
-    def all(self) -> tuple[Array, ...]:
-        return self.inputs, self.ids, self.moduli, self.drawn, self.recent, self.settings, self.seeds
-
-    @staticmethod
-    def packed(rows: Rows, most: int) -> I32:
-        """Rows as `inputs` holds them."""
-        packed = np.zeros(3 * most + rows.segments.size, np.int32)
-        for i, part in enumerate((rows.tokens, rows.positions, rows.slots)):
-            packed[i * most : i * most + len(part)] = part
-        packed[3 * most :] = rows.segments.reshape(-1)
-        return packed
-
-    def rows(self, n: int, segments: int) -> Rows:
-        tokens, positions, slots = (self.inputs[i * self._most : i * self._most + n] for i in range(3))
-        first = 3 * self._most
-        return Rows(tokens, positions, slots, self.inputs[first : first + 3 * segments].reshape(segments, 3))
-
-    def drafts(self, n: int) -> tuple[Array, Array]:
-        """Where a window leaves its drafts and how likely they are."""
-        most = self._most
-        return self.said[most : most + n], self.said[2 * most : 2 * most + n].view(np.float32)
-
-    def sampling(self, layout: Layout) -> _Sampling:
-        n, width = layout.wanted, layout.recent
-        return _Sampling(
-            self.settings[: n * len(SETTINGS)].reshape(n, len(SETTINGS)),
-            self.seeds[:n],
-            self.recent[: n * width].reshape(n, width),
-            self.ids[:n],
-        )

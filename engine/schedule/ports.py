@@ -83,6 +83,17 @@ class DraftRules:
     slots: bool = False
 
 
+class Round(NamedTuple):
+    """What a round gave: tokens, as `Runner.verify`, and how many drafts it had.
+
+    ahead   drafts of the round that has been started behind it; None: none has
+    """
+
+    tokens: list[int]
+    drafts: int
+    ahead: int | None
+
+
 class Runner(Protocol):
     """The model with the state of all pool slots."""
 
@@ -92,8 +103,9 @@ class Runner(Protocol):
     def sample(self, logits: Any, recent: I32, how: Sampling, position: int) -> int:
         """The token for `position`, from the logits of the last `feed`."""
 
-    def window(self, rows: Sequence[Row], again: bool) -> list[int]:
-        """Feed the newest token of every row and sample the next. again: the same sequences are likely to go on."""
+    def window(self, rows: Sequence[Row], again: bool, rounds: bool = False) -> list[int]:
+        """Feed the newest token of every row and sample the next. again: the same sequences are likely to go on, with
+        `rounds` in a round."""
 
     def follows(self, slot: int) -> bool:
         """Whether there is a draft layer that follows a pool slot."""
@@ -105,6 +117,16 @@ class Runner(Protocol):
     def verify(self, rows: Sequence[Row]) -> list[list[int]]:
         """Feed the newest token and the drafts of every row. -> per row the drafts that the model says as well, then
         the token that it says next; the state holds what is before that one. The same tokens as of `window`."""
+
+    def rounds(self, row: Row) -> int:
+        """Drafts of a round of this sequence at most; 0: the runner has no rounds for it."""
+
+    def round(self, row: Row, after: int | None) -> Round:
+        """`verify` of one row, which stops behind an end token and finds the drafts of the next one itself.
+
+        The row's drafts count only where this round has not been started yet. after: drafts that the next round is to
+        have, if this one leaves so many, 0: a window without drafts comes next; None: nobody knows
+        """
 
     def check(self, lengths: Sequence[tuple[int, int]]) -> None:
         """Raise unless the state holds so many tokens: (pool slot, tokens) each."""

@@ -282,10 +282,17 @@ class CudaKernels:
         return ples.ple_rows(self.workspace, w, tokens, segments, history)
 
     def ple(
-        self, w: Ple, x: DeviceArray, rows: DeviceArray, segments: DeviceArray, conv: DeviceArray, eps: float
+        self,
+        w: Ple,
+        x: DeviceArray,
+        rows: DeviceArray,
+        segments: DeviceArray,
+        conv: DeviceArray,
+        eps: float,
+        inputs: DeviceArray | None = None,
     ) -> None:
-        """`ops.Kernels.ple`."""
-        ples.ple(self.workspace, w, x, rows, segments, conv, eps, self._rows_at_once)
+        """`ops.Kernels.ple`; with `inputs`, of the module."""
+        ples.ple(self.workspace, w, x, rows, segments, conv, eps, self._rows_at_once, inputs)
 
     def sample_rows(
         self,

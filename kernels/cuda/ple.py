@@ -67,8 +67,12 @@ def ple(
     conv: DeviceArray,
     eps: float,
     rows_at_once: int,
+    inputs: DeviceArray | None = None,
 ) -> None:
-    """x (n, C, H) in place: x + p + d. `conv` (slots, (kernel - 1) * N, C*H) advances in place, oldest first."""
+    """x (n, C, H) in place: x + p + d. `conv` (slots, (kernel - 1) * N, C*H) advances in place, oldest first.
+
+    inputs   (n, C*H): where the convolution's inputs are left, for `ple_again`; None: nowhere
+    """
     size = check(
         x=(x, "n C H", F32),
         norm_key=(w.norm_key, "C H", F32),
@@ -84,8 +88,10 @@ def ple(
     require(size["kept"] == (kernel - 1) * gap, f"conv must keep {(kernel - 1) * gap} inputs, got {conv.shape}")
     require(w.key.shape[0] == streams * width, f"key must have {streams * width} rows, got {w.key.shape}")
     require(w.value.shape[0] == width, f"value must have {width} rows, got {w.value.shape}")
+    if inputs is not None:
+        check(inputs=(inputs, f"{n} {streams * width}", F32))
     with workspace.scratch():
-        f = workspace.array((n, streams * width))
+        f = workspace.array((n, streams * width)) if inputs is None else inputs
         values, gamma = workspace.array((n, width)), workspace.array((n, streams))
         for begin in range(0, n, rows_at_once):
             part = slice(begin, min(begin + rows_at_once, n))
@@ -99,6 +105,29 @@ def ple(
         else:
             launch(_SOURCE, "ple_convolve", (blocks, n), (_CHANNELS,), *arguments)
             launch(_SOURCE, "ple_keep", (blocks, size["s"]), (_CHANNELS,), *arguments)
+
+
+def ple_again(
+    w: Ple, tokens: DeviceArray, inputs: DeviceArray, segments: DeviceArray, history: DeviceArray, conv: DeviceArray
+) -> None:
+    """What `ple_rows` and `ple` keep of a sequence, once more behind the first of their rows: `history` and `conv` go
+    to the row that the segment names. inputs (n, C*H) as `ple` has left them; a segment without rows changes nothing.
+    """
+    gap, kernel = len(w.multipliers), w.conv.shape[1]
+    size = check(
+        tokens=(tokens, "n", I32),
+        inputs=(inputs, "n width", F32),
+        w_conv=(w.conv, "width kernel", F32),
+        segments=(segments, "s 3", I32),
+        history=(history, f"slots {gap - 1}", I32),
+        conv=(conv, f"slots {(kernel - 1) * gap} width", F32),
+    )
+    launch(_SOURCE, "ple_history", (size["s"],), (32,), tokens, segments, history, I32(gap - 1))
+    sizes = (I32(1), I32(size["width"]), I32(kernel), I32(gap))
+    launch(
+        _SOURCE, "ple_keep", (-(-size["width"] // _CHANNELS), size["s"]), (_CHANNELS,),
+        inputs, w.conv, None, None, segments, conv, None, *sizes,
+    )  # fmt: skip
 
 
 def _gate(

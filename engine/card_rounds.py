@@ -1,0 +1,95 @@
+"""Rounds of one sequence on a card: room for them before they are known, and what counts of them afterwards.
+
+A round is started while the one before is under way, so nobody knows how many tokens that gives: there must be room for
+all that it may. What is started here counts when `over` says so, and leaves no trace where nobody asks for it.
+
+Errors   RuntimeError for logits that are not finite
+"""
+
+from __future__ import annotations
+
+from strata.engine.model.model import Model
+from strata.engine.model.rounds import Rounds
+from strata.engine.model.rows import Rows
+from strata.engine.model.window import Draw, Ticket, Windows, penalises
+from strata.engine.schedule.ports import Row
+from strata.engine.state.pages import OutOfPages
+from strata.engine.state.slots import StatePool
+
+
+class CardRounds:
+    """`rounds` of `windows` on a state."""
+
+    def __init__(self, model: Model, rounds: Rounds, windows: Windows, state: StatePool) -> None:
+        self._model = model
+        self._rounds = rounds
+        self._windows = windows
+        self._state = state
+        self._drafter = rounds.drafter
+
+    def most(self, row: Row) -> int:
+        """Drafts of a round of this sequence at most; 0: it has none."""
+        return self._rounds.most if self._drafter.book.follows(row.slot) and not penalises(row.how) else 0
+
+    def begin(self, row: Row, draw: Draw, after: int | None) -> Ticket | None:
+        """A round of the row's newest token and drafts; None: the draft layer has no room. after: as `Runner.round`.
+
+        ValueError for rows that do not fit the state, OutOfPages.
+        """
+        rows = Rows.of([(row.slot, row.position, row.fed)])
+        self._model.check(rows, self._state)
+        fed, slot, book = len(row.drafts), row.slot, self._drafter.book
+        leaves = fed if fed and (not after or after == fed) else self._rounds.most
+        held = book.state.length(slot) if book.fits(slot, 1 + fed) else 0
+        if held + fed + leaves > book.most:
+            return None
+        self._state.reserve(slot, 1 + fed)
+        return self._windows.round(rows, draw, leaves)
+
+    def behind_window(self, slot: int, position: int, draw: Draw) -> Ticket | None:
+        """A round without drafts behind a window of the slot that is under way and has been counted; `position`: of the
+        token that it samples. None: there is no room."""
+        most = self._rounds.most
+        if not self._has_room(slot, 1, 0, most):
+            return None
+        return self._windows.first_round(slot, position, draw, most)
+
+    def behind_round(self, ticket: Ticket, row: Row, after: int) -> Ticket | None:
+        """What comes behind a round of the row that is under way: one of `after` drafts, if it leaves so many, or a
+        window without (0). None: there is no room."""
+        rows, most = ticket.layout.rows, self._rounds.most
+        position = row.position + rows
+        if not after:
+            return self._windows.behind_round(row.slot, position) if self._has_pages(row.slot, rows + 1) else None
+        fed = min(after, ticket.layout.leaves)
+        leaves = fed if fed == after else most
+        if not self._has_room(row.slot, rows + 1 + fed, rows + fed, leaves):
+            return None
+        return self._windows.next_round(ticket, position, fed, leaves)
+
+    def over(self, ticket: Ticket, row: Row) -> list[int]:
+        """Wait for a round of the row, and count what stays of it. -> the tokens that it gives."""
+        said, slot = ticket.said(), row.slot
+        if min(said) < 0:
+            raise RuntimeError(f"the logits of slot {slot} before {row.position + len(said)} are not finite")
+        self._state.advance(slot, len(said))
+        self._drafter.chained(slot, len(said), row.position + len(said) + 1, *ticket.drafts())
+        return said
+
+    def _has_room(self, slot: int, rows: int, fed: int, leaves: int) -> bool:
+        """Make room for rows in the state, and for `fed` and a token in the draft layer, with the steps behind them."""
+        book, own = self._drafter.book, fed + leaves
+        if not book.fits(slot, own) or not self._has_pages(slot, rows):
+            return False
+        book.state.reserve(slot, own)
+        return True
+
+    def _has_pages(self, slot: int, rows: int) -> bool:
+        state = self._state
+        if state.length(slot) + rows > state.max_context:
+            return False
+        try:
+            state.reserve(slot, rows)
+        except OutOfPages:
+            return False
+        return True

@@ -1,0 +1,216 @@
+"""Rounds on a card, which feed themselves: tokens and state of plain windows, whatever is drafted and dropped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import cycle
+
+import numpy as np
+import pytest
+
+from strata.engine.cuda_runner import CudaRunner
+from strata.engine.options import Options
+from strata.engine.pack import Pack
+from strata.engine.schedule.drafting import before_end
+from strata.engine.schedule.ports import Row
+from strata.kernels.formats import Weight
+from strata.kernels.ops import PAGE, Sampling
+
+CONTEXT, CHUNK, SAID, END = 150, 18, np.array([5, 40, 77, 300], np.int32), 300
+OPTIONS = Options(
+    pack="",
+    max_context=CONTEXT,
+    prefill=CHUNK,
+    short_read=0,
+    spec=4,
+    batch=2,
+    mtp="",
+    device="cuda",
+    eos_ids=(END,),
+    batch_mtp=True,
+)
+GREEDY = Sampling()
+DRAWN = Sampling(temperature=1.0, top_k=2, seed=33)
+
+
+class Few(Pack):
+    """A pack that says few words: drafts of these are often right."""
+
+    def __init__(self, whole: Pack) -> None:
+        self.__dict__ |= whole.__dict__
+        self._whole = whole
+
+    def array(self, name: str) -> np.ndarray:
+        return self._whole.array(name)
+
+    def weight(self, name: str) -> Weight:
+        found = self._whole.weight(name)
+        if name != "output.weight":
+            return found
+        data = np.zeros_like(found.data)
+        data[SAID] = found.data[SAID]
+        return Weight(found.type, found.shape, data)
+
+
+@pytest.fixture(scope="module")
+def runner(any_card, trunk, draft) -> CudaRunner:
+    made = CudaRunner(Few(trunk), OPTIONS, replace(draft, names=np.sort(SAID)), any_card())
+    made.warm()
+    return made
+
+
+def prompt(n: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 900, n).astype(np.int32)
+
+
+def begin(runner, tokens: np.ndarray, how: Sampling, slot: int = 0) -> list[int]:
+    runner.state.reset(slot)
+    logits = None
+    for at in range(0, len(tokens), CHUNK):
+        logits = runner.feed(slot, at, tokens[at : at + CHUNK], at + CHUNK >= len(tokens))
+    return [*tokens.tolist(), runner.sample(logits, tokens, how, len(tokens))]
+
+
+def row(tokens: list[int], how: Sampling, drafts=(), slot: int = 0) -> Row:
+    return Row(slot, np.array(tokens, np.int32), how, CONTEXT, tuple(drafts))
+
+
+def page_before(n: int) -> np.ndarray:
+    """A prompt that ends so many tokens before a page does."""
+    return prompt(PAGE - n, n)
+
+
+def rounds(runner, tokens: list[int], how: Sampling, n: int, after, slot: int = 0) -> list[tuple[int, list[int]]]:
+    """Rounds until there are n tokens: of each its drafts, and what it said. after: drafts of the next one in turn."""
+    said = []
+    while len(tokens) < n:
+        wanted = next(after)
+        given = runner.propose(row(tokens, how, slot=slot), wanted or 1, 0.0) if not said else ()
+        one = runner.round(row(tokens, how, before_end(given, {END}), slot), wanted)
+        tokens += one.tokens
+        said.append((one.drafts, one.tokens))
+        if one.ahead is None and wanted == 0:
+            tokens += runner.window([row(tokens, how, slot=slot)], True, rounds=True)
+    return said
+
+
+def plain(runner, tokens: np.ndarray, how: Sampling, n: int, slot: int = 1) -> tuple[list[int], list[bytes]]:
+    """Prompt and n tokens, a window each; the state after each of them."""
+    got, states = begin(runner, tokens, how, slot), []
+    while len(got) < len(tokens) + n:
+        states.append(runner.state.state_bytes(slot))
+        got += runner.window([row(got, how, slot=slot)], False)
+    return got, [*states, runner.state.state_bytes(slot)]
+
+
+@pytest.mark.parametrize(("how", "after"), [(GREEDY, 1), (DRAWN, 2), (GREEDY, 3), (DRAWN, 3)])
+def test_rounds_say_what_windows_say_and_leave_their_state_while_the_next_one_runs(runner, how, after):
+    ids, n = page_before(37), 44
+    whole, states = plain(runner, ids, how, n)
+    tokens, kept, right = begin(runner, ids, how), set(), whole[len(ids) + 1 :][:after]
+    assert END not in right, "take another prompt"
+    while len(tokens) <= len(ids) + n - 4:
+        one = runner.round(row(tokens, how, () if kept else right), after)
+        assert one.ahead == after
+        tokens += one.tokens
+        kept.add((one.drafts, len(one.tokens)))
+        assert tokens == whole[: len(tokens)]
+        assert END not in one.tokens[:-1], "a token stays behind the end of a text"
+        held = len(tokens) - 1 - len(ids)
+        assert runner.state.length(0) == len(tokens) - 1
+        assert runner.state.state_bytes(0) == states[held], f"the state of {held} tokens behind the prompt"
+    assert {n for n, _ in kept} == {after} and {(after, 1), (after, 1 + after)} <= kept
+    runner.state.check()
+    runner.drafter.book.state.check()
+
+
+def test_rounds_of_changing_lengths_and_windows_between_them_say_the_same(runner):
+    how = DRAWN
+    ids, n = prompt(30, 3), 60
+    whole, states = plain(runner, ids, how, n)
+    tokens = begin(runner, ids, how)
+    before = runner.cost.dropped
+    said = rounds(runner, tokens, how, len(whole) - 4, cycle([1, 1, 3, 3, 2, 1, 0, 2, 2, None, 1, 3, 0]))
+    assert tokens == whole[: len(tokens)]
+    assert runner.state.state_bytes(0) == states[len(tokens) - 1 - len(ids)]
+    assert {drafts for drafts, _ in said} == {0, 1, 2, 3}
+    assert runner.cost.dropped == before, "what was started ahead was not what came"
+
+
+def test_a_round_that_nobody_wanted_leaves_no_trace(runner):
+    how = GREEDY
+    ids, n = prompt(40, 4), 30
+    whole, states = plain(runner, ids, how, n)
+    tokens, turn, before = begin(runner, ids, how), 0, runner.cost.dropped
+    while len(tokens) < len(whole) - 4:
+        tokens += runner.round(row(tokens, how), 2).tokens
+        assert len(runner.propose(row(tokens, how), 2, 0.0)) == 2, "what a round has drafted is not known behind it"
+        turn += 1
+        if turn % 3 == 0:
+            tokens += runner.window([row(tokens, how)], False)
+        elif turn % 3 == 1:
+            drafts = before_end(runner.propose(row(tokens, how), 2, 0.0), {END})
+            tokens += runner.verify([row(tokens, how, drafts)])[0]
+        else:
+            runner.feed(1, runner.state.length(1), prompt(3, turn), True)
+        assert tokens == whole[: len(tokens)]
+        assert runner.state.state_bytes(0) == states[len(tokens) - 1 - len(ids)]
+    assert runner.cost.dropped - before == turn
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_rounds_draft_and_keep_what_verify_windows_do(runner, most):
+    found = []
+    for slot in (1, 0):
+        tokens, said = begin(runner, prompt(22, 6), GREEDY, slot), []
+        if slot:
+            drafts: tuple[int, ...] = ()
+            while len(said) < 12:
+                tokens += runner.verify([row(tokens, GREEDY, drafts, slot)])[0]
+                proposed = runner.propose(row(tokens, GREEDY, slot=slot), most, 0.0)
+                said.append((list(tokens), proposed))
+                drafts = before_end(proposed, {END})
+        else:
+            while len(said) < 12:
+                tokens += runner.round(row(tokens, GREEDY), most).tokens
+                said.append((list(tokens), runner.propose(row(tokens, GREEDY), most, 0.0)))
+        found.append((said, runner.drafter.book.state.digest(slot)))
+    assert found[0] == found[1]
+
+
+def test_rounds_end_where_the_context_does(runner):
+    ids = prompt(CONTEXT - 12, 7)
+    whole, states = plain(runner, ids, GREEDY, 11)
+    tokens = begin(runner, ids, GREEDY)
+    while len(tokens) + 4 <= CONTEXT:
+        one = runner.round(row(tokens, GREEDY), 3)
+        tokens += one.tokens
+    assert one.ahead is None
+    while len(tokens) < len(whole):
+        tokens += runner.window([row(tokens, GREEDY)], len(tokens) + 1 < len(whole))
+    assert tokens == whole and runner.state.state_bytes(0) == states[-1]
+
+
+def test_rounds_of_a_sequence_that_is_drawn_in_another_way_begin_again(runner):
+    ids = prompt(25, 8)
+    whole, _ = plain(runner, ids, GREEDY, 20)
+    tokens = begin(runner, ids, GREEDY)
+    tokens += runner.round(row(tokens, GREEDY), 1).tokens
+    other = list(tokens) + runner.round(row(tokens, DRAWN), 1).tokens
+    assert len(other) > len(tokens)
+    assert tokens == whole[: len(tokens)]
+    assert runner.rounds(row(tokens, GREEDY)) == 3
+    assert runner.rounds(row(tokens, Sampling(temperature=1.0, penalty_repeat=1.2))) == 0
+
+
+def test_logits_that_are_not_finite_end_a_round_with_an_error(runner):
+    tokens = begin(runner, prompt(25, 9), GREEDY)
+    tokens += runner.round(row(tokens, GREEDY), 1).tokens
+    state = runner.state.recurrent
+    runner._forget()
+    for layer in state.gdn:
+        runner._device.fill(layer.state[state.row(0)], np.nan)
+    with pytest.raises(RuntimeError, match=r"slot 0 before .* are not finite"):
+        for _ in range(3):
+            runner.round(row(tokens, GREEDY), 1)
+    assert "rounds" in runner.costs
