@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 def n_kept(drafts: Sequence[int], ids: Sequence[int]) -> int:
@@ -16,3 +16,9 @@ def n_kept(drafts: Sequence[int], ids: Sequence[int]) -> int:
         if draft != ids[i]:
             return 1 + i
     return 1 + len(drafts)
+
+
+def before_end(tokens: Sequence[int], end_ids: Collection[int]) -> tuple[int, ...]:
+    """The tokens up to the first end token, which is left out."""
+    at = next((i for i, token in enumerate(tokens) if token in end_ids), len(tokens))
+    return tuple(tokens[:at])

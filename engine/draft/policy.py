@@ -55,7 +55,11 @@ class PlainTimes:
 
     def of(self, key: int) -> float | None:
         """Milliseconds of a token; None until enough was measured."""
-        return self._ms[key] if self._n.get(key, 0) >= CALIBRATION else None
+        return self._ms[key] if self.known(key) else None
+
+    def known(self, key: int, more: int = 0) -> bool:
+        """Whether enough was measured, or will be after so many tokens more."""
+        return self._n.get(key, 0) + more >= CALIBRATION
 
 
 class Payoff:
@@ -84,11 +88,20 @@ class Payoff:
         """Whether the next window has drafts."""
         return not self.off and self._since < self._refresh and self._times.of(key) is not None
 
+    def goes_on(self) -> bool:
+        """Whether a window with drafts may have another one behind it, as far as is known before it is over."""
+        return not self.off and self._since + 1 < self._refresh
+
+    def follows(self, key: int, steady: bool) -> bool:
+        """What `wants` will say behind the next window without drafts, before it is over."""
+        rested = self._since < self._refresh or self._probes + _probe(steady) >= PROBES
+        return (not self.off or self._left <= 1) and rested and self._times.known(key, int(steady))
+
     def plain(self, key: int, ms: float, tokens: int, steady: bool = True) -> None:
         """A window without drafts. steady: its time is what such windows take one after another."""
         if steady:
             self._times.saw(key, ms / tokens)
-        self._probes += 1.0 if steady else 0.5
+        self._probes += _probe(steady)
         if self._probes >= PROBES and self._since:
             self._since, self._probes, self._refresh = 0, 0.0, min(2 * self._refresh, REFRESH)
         if self.off:
@@ -97,12 +110,13 @@ class Payoff:
                 self.off, self.balance, self._least = False, 0.0, float("inf")
 
     def drafted(self, key: int, ms: float, tokens: int) -> bool:
-        """A window with drafts gave so many tokens. True: drafts are off from here on."""
+        """A window with drafts gave so many tokens. True: drafts are off from here on. One may come behind that, which
+        had been started."""
         plain = self._times.of(key)
         first = self._least == float("inf")
         self._least = min(self._least, ms)
         self._since, self._probes = self._since + 1, 0.0
-        if not plain or (first and ms > FIRST_OUTLIER * plain):
+        if self.off or not plain or (first and ms > FIRST_OUTLIER * plain):
             return False
         gained = tokens - min(ms, OUTLIER * self._least) / plain
         self.balance = min(self.balance + gained, SAVED)
@@ -118,3 +132,8 @@ class Payoff:
         """What they lost, for the log."""
         plain = self._times.of(key) or 0.0
         return f"they lost {-self.balance * plain:.0f} ms against {plain:.2f} ms a token without"
+
+
+def _probe(steady: bool) -> float:
+    """What a window without drafts counts among those that are measured."""
+    return 1.0 if steady else 0.5

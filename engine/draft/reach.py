@@ -19,8 +19,10 @@ FOLLOW_TIME: Final = 0.2
 """How fast times follow the machine."""
 MEASURED: Final = 3
 """Windows with one draft, and with all, that are timed before anything is chosen."""
-LOOK: Final = 16
+LOOK: Final = 32
 """Windows between two with all drafts, which tell how the deeper ones do now: they go on while all of them are kept."""
+ASKED: Final = 2
+"""Windows that a look takes at most."""
 
 
 class WindowTimes:
@@ -55,12 +57,17 @@ class WindowTimes:
 
 
 class Reach:
-    """Of one request. `times` is shared; `before`: the request before, whose shares are believed at first."""
+    """Of one request. `times` is shared; `before`: the request before, whose shares are believed at first.
+
+    A look at deeper drafts takes two windows where the next one is decided about before the last one is known: the
+    first leaves all drafts, the second has them. Until it is known what became of them, no other look begins.
+    """
 
     def __init__(self, times: WindowTimes, before: Reach | None = None) -> None:
         self._times = times
         self._kept: list[float] = [] if before is None else list(before._kept)
         self._since = LOOK
+        self._asked = 0  # windows with all drafts since one was known
 
     def want(self, most: int) -> int:
         """How many drafts the next window should have, 1 to most."""
@@ -68,8 +75,12 @@ class Reach:
             return most
         if not self._times.known(1):
             return 1
-        if not self._times.known(most) or self._since >= LOOK:
+        if not self._times.known(most):
             return most
+        if self._since >= LOOK:
+            self._asked += 1
+            if self._asked <= ASKED:
+                return most
         tokens, kept, best, least = 1.0, 1.0, 1, float("inf")
         for n in range(1, most + 1):
             kept *= self._kept[n - 1] if n <= len(self._kept) else 1.0
@@ -86,6 +97,8 @@ class Reach:
                 self._kept.append(1.0)
             self._kept[depth] += FOLLOW * ((depth < kept) - self._kept[depth])
         self._since += 1
+        if n >= most or self._since > 2 * LOOK:
+            self._asked = 0
         if n >= most and kept < n:
             self._since = 0
 

@@ -3,6 +3,7 @@
 Solo     the draft layer proposes up to spec - 1 tokens, as many as pay (`draft.reach`); where the text itself has said
          the same before, its words come behind them, or instead of them when many tokens agree. At most MOST_DRAFTS a
          window
+Rounds   where the runner has them for a sequence, they come instead of windows that wait for the host (`rounds`)
 Slots    a draft for each slot; where the window has no room for the rows of all of them, they take turns
 Ends     a draft never holds an end token, so what is kept behind a window is what the plain windows would have kept
 Effects  computing goes through the `Runner`; how long it took decides whether it goes on like this (`draft.policy`)
@@ -11,8 +12,10 @@ Effects  computing goes through the `Runner`; how long it took decides whether i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Final
 
+from strata.engine.draft.accept import before_end
 from strata.engine.draft.counts import DraftCounts
 from strata.engine.draft.policy import Payoff, PlainTimes
 from strata.engine.draft.reach import Reach, WindowTimes
@@ -20,6 +23,7 @@ from strata.engine.draft.suffix import LONGEST, Suffix, suffix_draft
 from strata.engine.flags import WINDOW_ROWS
 from strata.engine.log import log
 from strata.engine.schedule.ports import DraftRules, Row, Runner, pool_slot
+from strata.engine.schedule.rounds import RoundDrafting
 from strata.engine.schedule.slots import Decoding
 
 MOST_DRAFTS: Final = WINDOW_ROWS - 1
@@ -30,11 +34,18 @@ QUIET: Final = 16
 class Drafts:
     """Of one request on the solo path."""
 
-    def __init__(self, payoff: Payoff, reach: Reach, min_p: float) -> None:
+    def __init__(
+        self,
+        payoff: Payoff,
+        reach: Reach,
+        min_p: float,
+        rounds: Callable[[DraftCounts], RoundDrafting],
+    ) -> None:
         self.payoff = payoff
         self.reach = reach
         self.min_p = min_p
         self.counts = DraftCounts()
+        self.rounds = rounds(self.counts)
         self.quiet = 0  # windows in a row without a draft from the text
         self.ahead = False  # the next window has been started
 
@@ -49,14 +60,18 @@ class SoloDrafting:
         self._end_ids = end_ids
         self._clock = clock
         self._window_times = WindowTimes()
+        self._round_times = WindowTimes()
         self._payoff = Payoff(self.times)
         self._drafts: Drafts | None = None
 
     def begin(self, min_p: float | None = None) -> Drafts:
         """A request begins; min_p: its own bar."""
         self._payoff.next_request()
-        reach = Reach(self._window_times, None if self._drafts is None else self._drafts.reach)
-        self._drafts = Drafts(self._payoff, reach, self._rules.min_p if min_p is None else min_p)
+        before = self._drafts
+        reach = Reach(self._window_times, None if before is None else before.reach)
+        of_rounds = Reach(self._round_times, None if before is None else before.rounds.reach)
+        rounds = partial(RoundDrafting, self._runner, self._rules, self._end_ids, self._clock, self._payoff, of_rounds)
+        self._drafts = Drafts(self._payoff, reach, self._rules.min_p if min_p is None else min_p, rounds)
         return self._drafts
 
     def window(self, drafts: Drafts, row: Row, n_left: int) -> list[int]:
@@ -64,6 +79,8 @@ class SoloDrafting:
         rules = self._rules
         if rules.spec < 2:
             return self._runner.window([row], n_left > 1)
+        if self._runner.rounds(row):
+            return drafts.rounds.window(row, n_left)
         begun = self._clock()
         if n_left < 2 or not drafts.payoff.wants(1):
             return self._plain(drafts, row, n_left > 1, begun)
@@ -160,9 +177,3 @@ class SlotDrafting:
         if one.n_left < 2 or not self._runner.follows(pool_slot(one.slot)):
             return []
         return self._runner.propose(row, 1, 0.0)
-
-
-def before_end(tokens: Sequence[int], end_ids: Collection[int]) -> tuple[int, ...]:
-    """The tokens up to the first end token, which is left out."""
-    at = next((i for i, token in enumerate(tokens) if token in end_ids), len(tokens))
-    return tuple(tokens[:at])

@@ -210,7 +210,10 @@ class ScriptedModel:
     def sample(self, logits: np.ndarray, recent: np.ndarray, how: object, position: int) -> int:
         return sample(logits, recent, how, position)
 
-    def window(self, rows: Sequence[Row], again: bool) -> list[int]:
+    def rounds(self, row: Row) -> int:
+        return 0
+
+    def window(self, rows: Sequence[Row], again: bool, rounds: bool = False) -> list[int]:
         assert 0 < len(rows) <= 8 and len({row.slot for row in rows}) == len(rows)
         self.windows.append([row.slot for row in rows])
         ids = []

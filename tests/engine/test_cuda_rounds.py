@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from strata.engine.cuda_runner import CudaRunner
+from strata.engine.draft.accept import before_end
 from strata.engine.options import Options
 from strata.engine.pack import Pack
-from strata.engine.schedule.drafting import before_end
 from strata.engine.schedule.ports import Row
 from strata.kernels.formats import Weight
 from strata.kernels.ops import PAGE, Sampling

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strata.engine.draft.accept import n_kept
+from strata.engine.draft.accept import before_end, n_kept
+from strata.engine.draft.reach import LOOK
 from strata.engine.schedule import drafting
-from strata.engine.schedule.drafting import before_end
-from strata.engine.schedule.ports import DraftRules, Row
+from strata.engine.schedule.ports import DraftRules, Round, Row
 from strata.engine.schedule.solo import Request
 from strata.kernels.ops import Sampling
 from strata.protocol.lines import Done, SlotDone, SlotToken, Token
@@ -47,7 +47,7 @@ def drafting_model(scripted):
             self.proposed = 0
             self.bars: set[float] = set()
 
-        def window(self, rows, again):
+        def window(self, rows, again, rounds=False):
             self.clock.ms += FAST
             return super().window(rows, again)
 
@@ -94,6 +94,75 @@ def drafting_model(scripted):
     return DraftingModel
 
 
+@pytest.fixture
+def rounding_model(drafting_model):
+    """rounding_model(clock, most=3, stall=..): the same with rounds of up to so many drafts, which find their own.
+
+    stall: milliseconds that a window or round takes longer which has not been started ahead
+    Counts what was started for nothing, and what waited for the host.
+    """
+
+    class RoundingModel(drafting_model):
+        def __init__(self, clock, most=3, stall=0.5, **given):
+            super().__init__(clock, **given)
+            self.most, self.stall = most, stall
+            self.started: tuple[int, int] | None = None  # drafts, -1: a window; and drafts that it leaves
+            self.dropped = self.waited = 0
+            self.lengths: list[int] = []
+
+        def begin(self, wants_round: bool) -> tuple[int, int] | None:
+            started, self.started = self.started, None
+            if started is not None and (started[0] >= 0) == wants_round:
+                return started
+            self.dropped += started is not None
+            self.waited += 1
+            self.clock.ms += self.stall
+            return None
+
+        def window(self, rows, again, rounds=False):
+            self.begin(False)
+            if again:
+                self.started = (0, self.most) if rounds else (-1, 0)
+            return super().window(rows, again)
+
+        def feed(self, *given):
+            if given[2].size > 1:  # a prompt
+                self.dropped += self.started is not None
+                self.started = None
+            return super().feed(*given)
+
+        def verify(self, rows):
+            self.begin(True)
+            return super().verify(rows)
+
+        def rounds(self, row: Row) -> int:
+            return self.most if row.how.penalty_repeat == 1 else 0
+
+        def round(self, row: Row, after: int | None) -> Round:
+            started = self.begin(True)
+            fed, leaves = started or (len(row.drafts), len(row.drafts) or self.most)
+            drafts = tuple(self.propose(row, fed, 0.0)) if started else row.drafts
+            assert len(drafts) == fed <= self.most
+            if after is not None:
+                following = min(after, leaves)
+                self.started = (following, following if following == after else self.most) if after else (-1, 0)
+            self.clock.ms += FAST + self.row_ms * (1 + fed) + 0.05 * leaves
+            self.windows.append([row.slot])
+            self.lengths.append(fed)
+            held, tokens, ids = self.state.tokens[row.slot], row.tokens.tolist(), []
+            assert held == tokens[:-1]
+            for draft in (*drafts, None):
+                ids.append(self.says(row, tokens))
+                tokens.append(draft)
+            n = n_kept(drafts, ids)
+            n = next((i + 1 for i in range(n) if ids[i] in self.end), n)
+            held += [int(row.tokens[-1]), *ids[: n - 1]]
+            ahead = self.started[0] if self.started and self.started[0] >= 0 else None
+            return Round(ids[:n], fed, ahead)
+
+    return RoundingModel
+
+
 def run_solo(path, request: Request) -> tuple[list[int], Done]:
     events = path.start(request)
     while path.busy:
@@ -131,6 +200,99 @@ def test_text_with_drafts_is_the_text_without(
         held = model.state.tokens[0]
     assert texts[0] == texts[1]
     assert held == [*asked[-1].prompt.tolist(), *texts[1][-1]][:-1]
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    hits=st.lists(st.booleans(), min_size=1, max_size=5),
+    spec=st.integers(2, 8),
+    most=st.integers(1, 7),
+    suffix=st.integers(0, 7),
+    how=HOWS,
+    max_new=st.lists(st.integers(1, 60), min_size=3, max_size=3),
+    row_ms=st.floats(0.0, 2.0),
+)
+def test_text_with_rounds_is_the_text_without_and_the_state_holds_no_more(
+    schedule, rounding_model, hits, spec, most, suffix, how, max_new, row_ms
+):
+    asked = [request(4 + i, n, how, i, last_n=8) for i, n in enumerate(max_new)]
+    texts = []
+    for rules in (DraftRules(), DraftRules(spec, 0.0, suffix)):
+        clock = Clock()
+        model = rounding_model(clock, most, hits=tuple(hits), row_ms=row_ms)
+        path = schedule(model, clock=clock, max_context=96, drafts=rules)
+        texts.append([])
+        for each in asked:
+            texts[-1].append(run_solo(path, each)[0])
+            assert model.state.tokens[0] == [*each.prompt.tolist(), *texts[-1][-1]][:-1]
+    assert texts[0] == texts[1]
+
+
+def rounded(schedule, model, clock, max_new: int, spec: int = 4) -> tuple[list[int], Done]:
+    path = schedule(model, clock=clock, max_context=2000, drafts=DraftRules(spec, 0.0, 0), end_ids=())
+    return run_solo(path, request(max_new=max_new))
+
+
+def test_windows_go_over_into_rounds_and_back_without_waiting_for_the_host(schedule, rounding_model):
+    clock = Clock()
+    model = rounding_model(clock, end=(), row_ms=0.05)
+    tokens, done = rounded(schedule, model, clock, 1000)
+    assert len(tokens) == 1000 and done.drafts_accepted == done.drafts_offered > 600
+    assert model.dropped == 0
+    assert model.waited <= 3, "the first window, and what comes near the end"
+    assert model.lengths.count(3) > 0.9 * len(model.lengths)
+
+
+def test_rounds_that_do_not_pay_cost_little_and_drop_one_at_most_a_try(schedule, rounding_model):
+    clock = Clock()
+    model = rounding_model(clock, hits=(False,), row_ms=0.25, end=())
+    tokens, done = rounded(schedule, model, clock, 1900)
+    assert len(tokens) == 1900 and 0 < done.drafts_offered < 60
+    assert clock.ms < 1.02 * 1900 * FAST
+    assert model.dropped <= 1 and model.waited <= 3
+
+
+def test_only_first_drafts_that_are_right_are_followed_one_at_a_time(schedule, rounding_model):
+    """Looks at deeper ones stay rare, and a look has one round with all of them, or two."""
+
+    clock = Clock()
+
+    class OneRight(rounding_model):
+        def propose(self, row: Row, most: int, min_p: float) -> list[int]:
+            right = self.says(row, row.tokens.tolist())
+            return [right, *[(right + 1) % self.vocab] * (most - 1)][:most]
+
+    model = OneRight(clock, row_ms=0.2, end=())
+    tokens, _ = rounded(schedule, model, clock, 1500)
+    late = model.lengths[100:]
+    assert len(tokens) == 1500 and late.count(1) > 0.9 * len(late)
+    assert 0 < late.count(3) < 2.5 * len(late) / LOOK
+    assert model.waited <= 3 and clock.ms < 0.85 * 1500 * FAST
+
+
+def test_a_text_with_long_matches_is_verified_from_the_host_and_nothing_is_started_for_nothing(
+    schedule, rounding_model
+):
+    clock = Clock()
+
+    class Repeating(rounding_model):
+        def logits(self, slot: int):
+            return self.of(len(self.state.tokens[slot]))
+
+        def says(self, row, tokens):
+            return int(self.of(len(tokens)).argmax())
+
+        def of(self, n):
+            wanted = np.zeros(self.vocab, np.float32)
+            wanted[n % 50 + 10 if n < 100 else 10 + n % 6] = 1
+            return wanted
+
+    model = Repeating(clock, row_ms=0.01, end=())
+    path = schedule(model, clock=clock, max_context=400, drafts=DraftRules(4, 0.0, 7), end_ids=())
+    tokens, done = run_solo(path, request(max_new=300))
+    assert tokens == [n % 50 + 10 if n < 100 else 10 + n % 6 for n in range(5, 305)]
+    assert done.chain.suffix_accepted > 100
+    assert model.dropped == 0
 
 
 def test_right_drafts_take_fewer_windows_and_are_counted(schedule, drafting_model):

@@ -1,0 +1,118 @@
+"""Rounds on the solo path: what comes next is decided, and started, before what runs now is known.
+
+Rounds feed themselves (`Runner.round`), so nothing waits for the host: windows go over into rounds and back without a
+pause. What follows is decided a window early, by what is known then: how many drafts pay, whether drafts do at all, and
+that whatever the round under way gives, the next one still fits what the request may say. Where many tokens agree with
+what the text said before, its own words are the drafts: nothing is started ahead, and a window from the host verifies
+them.
+
+Units    milliseconds of the given clock
+Effects  computing goes through the `Runner`; how long it took decides how it goes on (`draft.policy`, `draft.reach`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Final
+
+from strata.engine.draft.accept import before_end
+from strata.engine.draft.counts import DraftCounts
+from strata.engine.draft.policy import Payoff
+from strata.engine.draft.reach import Reach
+from strata.engine.draft.suffix import LONGEST, Suffix, suffix_draft
+from strata.engine.flags import WINDOW_ROWS
+from strata.engine.log import log
+from strata.engine.schedule.ports import DraftRules, Row, Runner
+
+SHORT: Final = 4
+"""Tokens that may still come below which no round is started behind a window without drafts."""
+
+
+class RoundDrafting:
+    """Of one request. `counts`: what becomes of its drafts."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        rules: DraftRules,
+        end_ids: Collection[int],
+        clock: Callable[[], float],
+        payoff: Payoff,
+        reach: Reach,
+        counts: DraftCounts,
+    ) -> None:
+        self.reach = reach
+        self._runner = runner
+        self._rules = rules
+        self._end_ids = end_ids
+        self._clock = clock
+        self._payoff = payoff
+        self._counts = counts
+        self._window = False  # one without drafts has been started
+        self._drafts: int | None = None  # a round with so many has been
+        self._asked: int | None = None  # so many were wanted
+        self._at = 0.0  # since then, by the clock
+
+    def window(self, row: Row, n_left: int) -> list[int]:
+        """The next tokens, at most n_left >= 1, of a row that has rounds."""
+        ahead = self._window or self._drafts is not None
+        begun = self._at if ahead else self._clock()
+        found = suffix_draft(row.tokens, min(self._rules.suffix, n_left - 1, WINDOW_ROWS - 1))
+        repeats = found.agreed >= LONGEST
+        if self._drafts is None and (self._window or n_left < 2 or not self._payoff.wants(1)):
+            return self._plain(row, n_left, repeats, begun)
+        if self._drafts is None and repeats:
+            return self._of_text(row, found, begun)
+        return self._round(row, n_left, repeats, begun)
+
+    def _plain(self, row: Row, n_left: int, repeats: bool, begun: float) -> list[int]:
+        """A window without drafts. Behind it comes another one, or a round that has none yet."""
+        steady, wants = self._window, self._payoff.follows(1, self._window)
+        again = n_left > 1 and not (wants and repeats)
+        rounds = again and wants and n_left >= SHORT
+        said = self._runner.window([row], again, rounds)
+        self._window, self._drafts = again and not rounds, 0 if rounds else None
+        self._at = self._clock()
+        self._payoff.plain(1, self._at - begun, 1, steady)
+        return said
+
+    def _of_text(self, row: Row, found: Suffix, begun: float) -> list[int]:
+        """A window that verifies what the text has."""
+        drafts = before_end(found.tokens, self._end_ids)
+        (said,) = self._runner.verify([row._replace(drafts=drafts)])
+        if drafts:
+            self._counts.add(len(drafts), len(said) - 1, 0)
+        self._drafted(self._clock() - begun, len(said))
+        return said
+
+    def _round(self, row: Row, n_left: int, repeats: bool, begun: float) -> list[int]:
+        most, steady = min(self._runner.rounds(row), self._rules.spec - 1), self._drafts is not None
+        fed = self._drafts
+        if fed is None:
+            wanted = min(self.reach.want(most), n_left - 1)
+            row = row._replace(drafts=before_end(self._runner.propose(row, wanted, 0.0), self._end_ids))
+            fed = len(row.drafts)
+        after = None if repeats else self._after(most, n_left - 1 - fed)
+        said, drafts, self._drafts = self._runner.round(row, after)
+        self._window = after == 0
+        self._at = self._clock()
+        ms = self._at - begun
+        if drafts:
+            self._counts.add(drafts, len(said) - 1, drafts)
+            self.reach.saw(drafts, len(said) - 1, most)
+        if steady and drafts and drafts == self._asked:  # others leave more drafts than they have
+            self.reach.timed(drafts, ms)
+        self._asked = after
+        self._drafted(ms, len(said))
+        return said
+
+    def _after(self, most: int, n_left: int) -> int | None:
+        """What comes behind a round that leaves n_left tokens at least: drafts of the next one, 0 a window without."""
+        if n_left < 1:
+            return None
+        return min(self.reach.want(most), n_left - 1) if self._payoff.goes_on() else 0
+
+    def _drafted(self, ms: float, tokens: int) -> None:
+        if self._payoff.drafted(1, ms, tokens):
+            verdict = self._payoff.verdict(1)
+            log(f"drafts do not pay for this request: {verdict}; it goes on without for a while")
