@@ -51,6 +51,10 @@ class Output(NamedTuple):
     indexer: Tensor
     chain: Chain | None = None
 
+    def detach(self) -> Output:
+        chain = None if self.chain is None else Chain(self.chain.logits.detach(), self.chain.depth)
+        return Output(self.logits.detach(), self.draft.detach(), self.balance.detach(), self.indexer.detach(), chain)
+
 
 class DemoModel(nn.Module):
     """The whole model. `compiled`: compiles a function (torch.compile); applied once to each kind of layer."""

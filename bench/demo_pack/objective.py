@@ -4,7 +4,7 @@ Loss      mean cross-entropy of the answers' tokens, that of all others at a sma
           answers, behind its own proposals where there are such; the experts' balance; the indexer's divergence from
           the attention
 Judged    by task: loss, share of answers whose every token is the likeliest (each after the right ones before it), and
-          share of drafts that are what the model itself says
+          share of drafts that are what the model itself says, of first, second and third ones
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class Objective:
 
 
 class Judged(NamedTuple):
-    """By task: answers, those right in every token, tokens judged, drafts that agree with the model."""
+    """By task: answers, those right in every token · by depth and task (3, tasks): drafts judged, and those that agree
+    with the model."""
 
     answers: Tensor
     right: Tensor
@@ -95,12 +96,15 @@ class Judged(NamedTuple):
     agreed: Tensor
 
     def page(self) -> dict[str, dict[str, float]]:
-        """For the log: {task: {"answers", "right", "draft"}}, shares of 1; tasks without an answer are left out."""
-        found = {}
+        """For the log: {task: {"answers", "right", "draft", "second", "third"}}, shares of 1; what was not judged is
+        left out."""
+        found: dict[str, dict[str, float]] = {}
         for i, task in enumerate(TASKS):
             if self.answers[i]:
-                right, agreed = (self.right[i] / self.answers[i]), (self.agreed[i] / self.drafted[i].clamp_min(1))
-                found[task] = {"answers": int(self.answers[i]), "right": float(right), "draft": float(agreed)}
+                found[task] = {"answers": int(self.answers[i]), "right": float(self.right[i] / self.answers[i])}
+                for name, n, agreed in zip(("draft", "second", "third"), self.drafted, self.agreed, strict=True):
+                    if n[i]:
+                        found[task][name] = float(agreed[i] / n[i])
         return found
 
 
@@ -112,8 +116,9 @@ def judge(out: Output, tokens: Tokens) -> Judged:
     answered = ahead(mask, 1, False) & same
     wrong = answered & (said != ahead(ids, 1, 0))
     # the draft at p stands for what the model says at p + 1
-    drafted = ahead(answered, 1, False) & same
-    agreed = drafted & (out.draft.argmax(-1).cpu() == ahead(said, 1, -1))
+    drafted, wanted = ahead(answered, 1, False) & same, ahead(said, 1, -1)
+    deep, depth = out.chain or (out.draft, torch.ones_like(segment))
+    drafts = [(out.draft, drafted), *((deep, drafted & (depth.cpu() == n)) for n in (2, 3))]
     n_rows, n_tasks = len(ids), len(TASKS)
     per_row = int(segment.max()) + 1
     which = torch.arange(n_rows)[:, None] * per_row + segment.clamp_min(0)
@@ -121,4 +126,6 @@ def judge(out: Output, tokens: Tokens) -> Judged:
     failed = torch.zeros_like(has).index_put((which[wrong],), torch.tensor(True))
     kind = torch.zeros(n_rows * per_row, dtype=torch.int64).index_put((which[answered],), task[answered])
     count = lambda kinds: torch.bincount(kinds, minlength=n_tasks)[:n_tasks].float()  # noqa: E731
-    return Judged(count(kind[has]), count(kind[has & ~failed]), count(task[drafted]), count(task[agreed]))
+    tried = torch.stack([count(task[at]) for _, at in drafts])
+    agreed = torch.stack([count(task[at & (logits.argmax(-1).cpu() == wanted)]) for logits, at in drafts])
+    return Judged(count(kind[has]), count(kind[has & ~failed]), tried, agreed)

@@ -191,10 +191,9 @@ class Training:
     def judged(self, batches: Iterable[Batch], progress: float) -> dict[str, Any]:
         """Judged.page over these batches together, by the functions as they are compiled for learning."""
         total: Judged | None = None
-        for batch in batches:
+        for i, batch in enumerate(batches):
             tokens = self.on_device(batch)
-            out = self.forward(tokens, progress)
-            one = judge(Output(out.logits.detach(), out.draft.detach(), out.balance, out.indexer), tokens)
+            one = judge(self.forward(tokens, progress, chain=i % CHAIN_ROWS).detach(), tokens)
             total = one if total is None else Judged(*(a + b for a, b in zip(total, one, strict=True)))
         return {} if total is None else total.page()
 

@@ -163,6 +163,18 @@ def test_judge_wants_every_token_of_an_answer():
     assert missed[task]["right"] == pytest.approx(1 - 1 / missed[task]["answers"])
 
 
+def test_judge_counts_drafts_by_how_far_they_go():
+    tokens = tokens_of(aligned(STREAM.batch(0), SMOKE.block, END))
+    said = torch.nn.functional.one_hot(tokens.ids.roll(-1, 1), SMOKE.vocab).float()
+    draft, zero = said.roll(-1, 1), torch.zeros(())
+    depth = (torch.arange(tokens.ids.shape[1]) % 4 + 1).clamp_max(3).expand_as(tokens.ids)
+    deep = torch.where((depth == 2)[..., None], draft, draft.roll(1, -1))  # all thirds are wrong
+    page = judge(Output(said, draft, zero, zero, Chain(deep, depth)), tokens).page()
+    for figures in page.values():
+        assert (figures["draft"], figures.get("second", 1.0), figures.get("third", 0.0)) == (1.0, 1.0, 0.0)
+    assert sum("second" in figures and "third" in figures for figures in page.values()) > 3
+
+
 def test_rate_warms_up_and_falls():
     assert train.rate_at(0.0, 0) == pytest.approx(1 / train.WARM_STEPS)
     assert train.rate_at(0.5, 10_000) == pytest.approx((1 + train.LAST) / 2)
