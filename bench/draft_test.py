@@ -4,8 +4,9 @@
 
 Held-out problems of the demo pack, task by task, are answered greedily and sampled: by an engine without drafts, by one
 with them, and in slots. Every text must be the same, token by token. Then, per task, how many drafts the model said as
-well, how many tokens a window with drafts gave, and how many times faster the answers came than without. Exit code 1
-when a text differs, or a task is slower than --floor times the engine without drafts.
+well, how many tokens a window with drafts gave, and how many times faster the answers came than without: of each answer
+the median of --repeats times, and of a task the sum of these. Exit code 1 when a text differs, or a task is slower than
+--floor times the engine without drafts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 import msgspec
@@ -44,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tasks", nargs="+", choices=SCORED, default=list(SCORED), metavar="TASK", help="(all)")
     parser.add_argument("-n", "--n", type=int, default=12, help="prompts of each task (12)")
+    parser.add_argument("--repeats", type=int, default=3, help="times that all prompts are answered one by one (3)")
     parser.add_argument("--batch", type=int, default=4, help="slots of the runs in slots; 0: none (4)")
     parser.add_argument("--longest", type=int, default=SIZES[-1], help=f"tokens of the longest prompts ({SIZES[-1]})")
     parser.add_argument("--max-new", type=int, default=200, help="tokens of an answer at most (200)")
@@ -52,20 +55,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """The answers of an engine, in the order of the prompts."""
+    """The answers of an engine: to all prompts in their order, one or several times."""
 
     answers: list[Request]
     device: str
 
-    def of(self, places: Sequence[int]) -> list[Done]:
-        """The ends of some of them, solo."""
-        ends = [self.answers[i].done for i in places]
-        return [end for end in ends if isinstance(end, Done)]
+    def of(self, places: Sequence[int], n: int) -> list[list[Done]]:
+        """The ends of some of n prompts, solo: of each prompt as often as it was answered."""
+        ends = [[answer.done for answer in self.answers[i::n]] for i in places]
+        return [[end for end in of if isinstance(end, Done)] for of in ends]
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    if args.n < 1 or args.max_new < 2 or args.longest < 100 or not 0 <= args.batch <= 8:
-        console.print("wants --n 1 or more, --max-new 2 or more, --longest 100 or more, --batch 0 to 8")
+    if min(args.n, args.repeats) < 1 or args.max_new < 2 or args.longest < 100 or not 0 <= args.batch <= 8:
+        console.print("wants --n and --repeats 1 or more, --max-new 2 or more, --longest 100 or more, --batch 0 to 8")
         return 2
     launch, findings = Launch.of(args), Findings()
     todo = list(problems(Chat(vocabulary_of(launch)), args.tasks, args.n, args.longest, args.seed))
@@ -82,9 +85,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
             compare(findings, f"{name}, {args.batch} slots", todo, answers(launch, slots, todo, keys, args), without)
         for task in args.tasks:
             places = [i for i, problem in enumerate(todo) if problem.sample.task == task]
-            note(findings, f"{task}, {name}", withal.of(places), without.of(places), args.floor)
+            note(findings, f"{task}, {name}", withal.of(places, len(todo)), without.of(places, len(todo)), args.floor)
     flags = {
         "n": args.n,
+        "repeats": args.repeats,
         "batch": args.batch,
         "max_new": args.max_new,
         "drafts": " ".join(Path(w).name for w in args.drafts),
@@ -96,10 +100,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def answers(
     launch: Launch, options: Sequence[str], todo: Sequence[Problem], keys: SamplingKeys, args: argparse.Namespace
 ) -> Run:
-    """All prompts through a new engine, in slots where it has some. Every prompt has a seed of its own."""
+    """All prompts through a new engine: in slots where it has some, else one by one, --repeats times.
+
+    Every prompt has a seed of its own.
+    """
     with launch.start(*options) as engine:
         asked = list(enumerate(todo, 1))
         if engine.limits.slots < 2:
+            asked *= args.repeats
             found = [engine.alone(p.prompt.ids, args.max_new, seeded(keys, seed)) for seed, p in asked]
         else:
             found = list(in_slots(engine, asked, keys, args.max_new))
@@ -125,25 +133,32 @@ def seeded(keys: SamplingKeys, seed: int) -> SamplingKeys:
 
 def compare(findings: Findings, name: str, todo: Sequence[Problem], got: Run, wanted: Run) -> None:
     """One check for all prompts; the detail names the first that differs."""
-    differ = [i for i in range(len(todo)) if list(got.answers[i].tokens) != list(wanted.answers[i].tokens)]
-    n = sum(len(answer.tokens) for answer in wanted.answers)
-    detail = f"{len(todo)} prompts, {n} tokens"
+    n = len(todo)
+    differ = [
+        i
+        for i, answer in enumerate(got.answers)
+        if any(list(answer.tokens) != list(each.tokens) for each in wanted.answers[i % n :: n])
+    ]
+    detail = f"{n} prompts, {sum(len(answer.tokens) for answer in wanted.answers[:n])} tokens"
     if differ:
-        detail = f"{len(differ)} of {len(todo)} prompts differ, the first of them number {differ[0]}"
+        detail = f"{len(differ)} of {len(got.answers)} answers differ, the first of them to prompt {differ[0] % n}"
     findings.that(f"{name}: the texts without drafts", not differ, detail)
 
 
-def note(findings: Findings, name: str, withal: Sequence[Done], without: Sequence[Done], floor: float) -> None:
-    """The figures of a task, solo."""
-    offered, accepted = sum(end.drafts_offered for end in withal), sum(end.drafts_accepted for end in withal)
-    windows = sum(end.chain.windows for end in withal if end.chain is not None)
+def note(
+    findings: Findings, name: str, withal: Sequence[Sequence[Done]], without: Sequence[Sequence[Done]], floor: float
+) -> None:
+    """The figures of a task, solo: of each prompt the ends of all its answers."""
+    ends = [end for of in withal for end in of]
+    offered, accepted = sum(end.drafts_offered for end in ends), sum(end.drafts_accepted for end in ends)
+    windows = sum(end.chain.windows for end in ends if end.chain is not None)
     if offered:
         findings.records.append(Record.of(f"{name}, drafts kept of {offered}", "%", [100 * accepted / offered]))
     if windows:
         findings.records.append(
             Record.of(f"{name}, tokens of a window with drafts", "tokens", [1 + accepted / windows])
         )
-    ms = [sum(end.decode_ms for end in ends) for ends in (withal, without)]
+    ms = [sum(median(end.decode_ms for end in of) for of in each) for each in (withal, without)]
     if min(ms) > 0:
         faster = ms[1] / ms[0]
         findings.records.append(Record.of(f"{name}, speed against none", "x", [faster]))

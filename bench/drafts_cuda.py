@@ -7,6 +7,7 @@ right, so the time of a token says what the best drafts could give. Other runs s
 which is what a window costs whose state must be taken back. Before anything is timed both kinds must give the same
 tokens and, in the end, the same bytes of state as without drafts, greedy and sampled.
 `proposals`: what the draft layer takes for a window's drafts, and how many of its first ones the model says as well.
+`rounds`: windows that feed themselves, one started ahead of the other, with the drafts that come: time of each, tokens.
 """
 
 from __future__ import annotations
@@ -85,6 +86,18 @@ class Text:
             self.tokens += said
         return spent, offered, said_too
 
+    def rounds(self, n: int, drafts: int) -> tuple[list[float], int]:
+        """n rounds with so many drafts, the next one always under way -> seconds of each but the first, and tokens."""
+        spent, said = [], 0
+        for i in range(n):
+            begun = time.perf_counter()
+            one = self._runner.round(self.row(), drafts)
+            if i > 1:  # the first is started from here, the second has what that one left
+                spent.append(time.perf_counter() - begun)
+                said += len(one.tokens)
+            self.tokens += one.tokens
+        return spent, said
+
 
 def prompt_of(vocab: int, n: int) -> np.ndarray:
     return np.random.default_rng(n).integers(0, vocab, n).astype(np.int32)
@@ -107,6 +120,15 @@ def checks(runner: CudaRunner, prompt: np.ndarray, rows: list[int], n: int) -> l
                 same = other.tokens[: len(known)] == known and runner.state.digest(SOLO) == state
                 kind = "a wrong last draft" if spoil else "right drafts"
                 found.append(Check(f"{name}, windows of {size} rows with {kind}: tokens and state as without", same))
+            if runner.rounds(text.row()):
+                other = Text(runner, prompt, how)
+                while len(other.tokens) + size <= len(known):
+                    other.rounds(1, size - 1)
+                while len(other.tokens) < len(known):
+                    other.tokens += runner.verify([other.row()])[0]
+                runner.verify([other.row()])
+                same = other.tokens[: len(known)] == known and runner.state.digest(SOLO) == state
+                found.append(Check(f"{name}, rounds of {size} rows: tokens and state as without", same))
     return found
 
 
@@ -129,6 +151,12 @@ def measure(runner: CudaRunner, prompt: np.ndarray, rows: list[int], n: int, con
             spent, offered, said = Text(runner, prompt, HOWS["greedy"]).proposed(n // 2, most)
             records.append(Record.of(f"{most} proposals behind a window", "ms", ms(spent)))
             console.print(f"of {offered} first proposals the model said {said} as well")
+        for most in sorted({size - 1 for size in rows}):
+            spent, tokens = Text(runner, prompt, HOWS["greedy"]).rounds(n // 2, most)
+            records.append(Record.of(f"round of {1 + most} rows", "ms", ms(spent)))
+            records.append(Record.of(f"round of {1 + most} rows: tokens", "tokens", [tokens / len(spent)]))
+            each = float(np.median(spent)) * len(spent) / tokens
+            records.append(Record.of(f"round of {1 + most} rows: tokens/s against none", "x", [token / each]))
     cost = runner.cost
     records.append(Record.of("host work for a window with drafts", "us", [1e6 * cost.verifying / cost.verified]))
     return records

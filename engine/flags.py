@@ -329,7 +329,7 @@ _WORKING: Final = (
         "--spec-min-p P",
         "0",
         share,
-        "the draft layer goes on after a proposal that is at least so likely",
+        "the draft layer goes on after a proposal that is at least so likely; rounds of a card verify all they have",
     ),
     _works(
         DRAFTS,

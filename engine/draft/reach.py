@@ -66,7 +66,7 @@ class Reach:
     def __init__(self, times: WindowTimes, before: Reach | None = None) -> None:
         self._times = times
         self._kept: list[float] = [] if before is None else list(before._kept)
-        self._since = LOOK
+        self._since: int = LOOK if before is None else before._since
         self._asked = 0  # windows with all drafts since one was known
 
     def want(self, most: int) -> int:

@@ -22,7 +22,7 @@ def runner(emulated_card, trunk, packs):
 
 def test_drafts_are_compared_with_windows_without_before_anything_is_timed(runner):
     found = checks(runner, prompt_of(900, 11), [2, 3], 6)
-    assert len(found) == 8
+    assert len(found) == 12 and sum("rounds" in each.name for each in found) == 4
     assert all(each.ok for each in found), [each.name for each in found if not each.ok]
 
 
@@ -30,5 +30,5 @@ def test_drafts_are_compared_with_windows_without_before_anything_is_timed(runne
 def test_every_kind_of_window_is_measured(runner):
     records = {r.work: r for r in measure(runner, prompt_of(900, 11), [2, 3], 8, Console())}
     assert {"window without drafts", "window of 3 rows, forced", "window of 2 rows, the last one wrong"} <= set(records)
-    assert "2 proposals behind a window" in records
+    assert {"2 proposals behind a window", "round of 2 rows", "round of 3 rows: tokens"} <= set(records)
     assert all(r.median > 0 for r in records.values())
