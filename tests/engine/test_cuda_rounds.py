@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import cycle
+from itertools import count, cycle
 
+import msgspec
 import numpy as np
 import pytest
 
 from strata.engine.cuda_runner import CudaRunner
 from strata.engine.draft.accept import before_end
+from strata.engine.memory.profile import Profile, write_profile
 from strata.engine.options import Options
 from strata.engine.pack import Pack
-from strata.engine.schedule.ports import Row
+from strata.engine.schedule.live import Path
+from strata.engine.schedule.ports import DraftRules, Row, Rules
+from strata.engine.schedule.solo import Request
+from strata.engine.state.checkpoints import CacheRules
+from strata.engine.state.conversations import Conversations
 from strata.kernels.formats import Weight
 from strata.kernels.ops import PAGE, Sampling
+from strata.protocol.lines import SlotToken, Token
 
 CONTEXT, CHUNK, SAID, END = 150, 18, np.array([5, 40, 77, 300], np.int32), 300
 OPTIONS = Options(
@@ -29,6 +36,7 @@ OPTIONS = Options(
     eos_ids=(END,),
     batch_mtp=True,
 )
+SELDOM = 1
 GREEDY = Sampling()
 DRAWN = Sampling(temperature=1.0, top_k=2, seed=33)
 
@@ -126,7 +134,7 @@ def test_rounds_say_what_windows_say_and_leave_their_state_while_the_next_one_ru
 
 def test_rounds_of_changing_lengths_and_windows_between_them_say_the_same(runner):
     how = DRAWN
-    ids, n = prompt(30, 3), 60
+    ids, n = prompt(30, 3), 44
     whole, states = plain(runner, ids, how, n)
     tokens = begin(runner, ids, how)
     before = runner.cost.dropped
@@ -139,7 +147,7 @@ def test_rounds_of_changing_lengths_and_windows_between_them_say_the_same(runner
 
 def test_a_round_that_nobody_wanted_leaves_no_trace(runner):
     how = GREEDY
-    ids, n = prompt(40, 4), 30
+    ids, n = prompt(40, 4), 22
     whole, states = plain(runner, ids, how, n)
     tokens, turn, before = begin(runner, ids, how), 0, runner.cost.dropped
     while len(tokens) < len(whole) - 4:
@@ -203,6 +211,65 @@ def test_rounds_of_a_sequence_that_is_drawn_in_another_way_begin_again(runner):
     assert runner.rounds(row(tokens, Sampling(temperature=1.0, penalty_repeat=1.2))) == 0
 
 
+@pytest.fixture
+def seldom_ends(runner):
+    """Another token ends texts, which is said seldom."""
+    ends = runner._windows.rounds._ends.view(np.uint8)
+    runner._device.upload(ends, np.array([SELDOM], np.int32).view(np.uint8))
+    yield
+    runner._device.upload(ends, np.array([END], np.int32).view(np.uint8))
+
+
+def path_of(runner, drafts: DraftRules) -> Path:
+    """A schedule on the runner with fresh books, and a clock by which rounds pay."""
+    for slot in range(runner.state.n_slots + runner.state.n_checkpoints):
+        runner.state.drop(slot)
+    sessions = Conversations(runner.state, runner.n_slots, CacheRules(1, every=0, root=0), None, 10**6, verify=True)
+    rules = Rules(
+        chunk=CHUNK,
+        max_context=CONTEXT,
+        end_ids=(SELDOM,),
+        n_slots=runner.n_slots,
+        verify=True,
+        drafts=drafts,
+    )
+    ticks = count()
+    return Path(runner, sessions, rules, clock=lambda: float(next(ticks)))
+
+
+def answered(path: Path, request: Request, stop_after: int = 0) -> tuple[list[int], str]:
+    events = path.start(request)
+    while path.busy:
+        n = sum(isinstance(event, Token) for event in events)
+        events += path.step(bool(stop_after) and n >= stop_after)
+    return [event.id for event in events if isinstance(event, Token)], events[-1].finish
+
+
+def test_requests_with_rounds_end_as_those_without_and_leave_the_same_conversation(runner, seldom_ends):
+    """By length, at an end token, by a STOP, continued, and with slots that go on behind them."""
+    asked = [(Request(prompt(20 + n, n), n, how), 0) for n, how in ((1, GREEDY), (2, DRAWN), (23, GREEDY), (40, DRAWN))]
+    asked += [(Request(prompt(9, 3), 60, GREEDY), 13), (Request(prompt(9, 3), 8, GREEDY), 0)]
+    found = []
+    for drafts in (DraftRules(), DraftRules(4)):
+        path, before, texts = path_of(runner, drafts), runner.cost.rounds, []
+        beside = path.admit(1, Request(prompt(7, 5), 12, GREEDY))
+        while path.busy:
+            beside += path.step()
+        for request, stop_after in asked:
+            tokens, finish = answered(path, request, stop_after)
+            texts.append((tokens[: stop_after or None], finish, stop_after or runner.state.digest(0)))
+            assert runner.state.length(0) == len(request.prompt) + len(tokens) - 1
+        following = np.concatenate([asked[-1][0].prompt, texts[-1][0], prompt(5, 8)]).astype(np.int32)
+        texts.append((*answered(path, Request(following, 20, GREEDY)), runner.state.digest(0)))
+        while path.decoding:
+            beside += path.step()
+        texts.append(([event.id for event in beside if isinstance(event, SlotToken)], beside[-1].finish))
+        found.append(texts)
+        assert (runner.cost.rounds > before) == (drafts.spec > 1)
+    assert found[0] == found[1]
+    assert {text[1] for text in found[0]} >= {"length", "stop", "cancel"}
+
+
 def test_logits_that_are_not_finite_end_a_round_with_an_error(runner):
     tokens = begin(runner, prompt(25, 9), GREEDY)
     tokens += runner.round(row(tokens, GREEDY), 1).tokens
@@ -214,3 +281,24 @@ def test_logits_that_are_not_finite_end_a_round_with_an_error(runner):
         for _ in range(3):
             runner.round(row(tokens, GREEDY), 1)
     assert "rounds" in runner.costs
+
+
+@pytest.mark.soak  # the emulated card takes a minute for it
+def test_rounds_find_experts_that_lie_in_ram_and_those_that_change_places(any_card, trunk, draft, tmp_path):
+    layers, experts = trunk.spec.layers, trunk.spec.experts
+    pairs = tuple(divmod(int(n), experts) for n in np.random.default_rng(3).permutation(layers * experts))
+    cache, profile = layers * experts // 2, tmp_path / "order.strp"
+    write_profile(profile, Profile(layers, experts, cache, pairs))
+    options = msgspec.structs.replace(
+        OPTIONS, batch=0, batch_mtp=False, expert_cache=cache, expert_profile=str(profile), adapt_every=4, adapt_swaps=2
+    )
+    runner = CudaRunner(Few(trunk), options, replace(draft, names=np.sort(SAID)), any_card())
+    runner.warm()
+    ids = prompt(30, 3)
+    whole, states = plain(runner, ids, DRAWN, 40, slot=0)
+    before, tokens = runner.solo_hits(), begin(runner, ids, DRAWN)
+    while len(tokens) < len(whole) - 4:
+        tokens += runner.round(row(tokens, DRAWN), 2).tokens
+        assert tokens == whole[: len(tokens)]
+        assert runner.state.state_bytes(0) == states[len(tokens) - 1 - len(ids)]
+    assert runner.solo_hits().hits > before.hits
