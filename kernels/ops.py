@@ -96,6 +96,25 @@ class Hyper:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class FarPages:
+    """Of a layer some of whose pages lie in RAM that a card reads: what a page table calls ~p is page p here.
+
+    k, v, raw          as of `AttentionPages`
+    numbers            int32 (slots, pages of a slot): tables of the pages of `block`, which are all on the card
+    staged_k, staged_v  pages of one slot, in order: where a prompt reads keys and values from
+    order              int32 (slots, pages of a slot): 0, 1, 2 .. of each
+    """
+
+    k: F32
+    v: F32
+    raw: F32
+    numbers: I32
+    staged_k: F32
+    staged_v: F32
+    order: I32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class AttentionPages:
     """Keys and values of one attention layer, pages of PAGE tokens; one page table per slot serves all layers.
 
@@ -103,12 +122,14 @@ class AttentionPages:
     raw     (pages, PAGE, index_dim): indexer keys as projected
     block   (pages, PAGE / r, index_dim): keys of complete blocks of r tokens (pooled, normed, rotated);
             shape (pages, 0, index_dim) when the layer is dense (r = 0)
+    far     pages in RAM, on a card; None: all lie here
     """
 
     k: F32
     v: F32
     raw: F32
     block: F32
+    far: FarPages | None = None
 
     @property
     def r(self) -> int:

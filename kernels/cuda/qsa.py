@@ -25,13 +25,13 @@ from strata.kernels.cuda.arguments import address
 from strata.kernels.cuda.launch import F32, I32, launch
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.kv import KvFormat, format_of
-from strata.kernels.ops import ATTENTION_PART, PAGE, AttentionPages, Norms, Rope
+from strata.kernels.ops import ATTENTION_PART, PAGE, AttentionPages, FarPages, Norms, Rope
 
 WINDOW_ROWS: Final = 16
 """Rows up to which the work of one row is spread over the card."""
 PROJECTED: Final = np.dtype(
     [(name, np.uint64) for name in ("k", "v", "index_k", "q_gate", "norm_k", "norm_index_k", "norm_q", "cos", "sin",
-                                    "cached_k", "cached_v", "raw", "block")]
+                                    "cached_k", "cached_v", "far_k", "far_v", "raw", "far_raw", "block", "numbers")]
     + [("index_dim", I32), ("half", I32), ("eps", F32)],
     align=True,
 )  # fmt: skip
@@ -111,6 +111,7 @@ class _Shape:
     picked: int
     kept: int
     blocks: int
+    far: bool = False
 
     @property
     def group(self) -> int:
@@ -125,11 +126,17 @@ class _Shape:
         """Constants of the sources."""
         return {"KEYS": FORMATS[self.keys.name], "VALUES": FORMATS[self.values.name]}
 
+    @property
+    def sources(self) -> dict[str, Any]:
+        """The same of those that find pages in RAM."""
+        return self.formats | ({"FAR": 1} if self.far else {})
+
 
 @dataclass(slots=True, eq=False)
 class _Rows:
     """Rows on the device and what they are computed from. `stored`: k, v, index_k or None; `asked`: q_gate, index_q;
-    `beside`: queues the product that makes index_k, beside a kernel that does not need it."""
+    `beside`: queues the product that makes index_k, beside a kernel that does not need it. `numbers`: the tables of
+    index blocks, where they are others."""
 
     pages: AttentionPages
     tables: DeviceArray
@@ -141,6 +148,7 @@ class _Rows:
     rope: Rope
     eps: float
     beside: Callable[[], None] | None = None
+    numbers: DeviceArray | None = None
 
     def __len__(self) -> int:
         return int(self.slots.shape[0])
@@ -149,6 +157,12 @@ class _Rows:
         """Some of the rows, as queries only."""
         asked = None if self.asked is None else (self.asked[0][rows], self.asked[1][rows])
         return replace(self, slots=self.slots[rows], positions=self.positions[rows], stored=None, asked=asked)
+
+    @property
+    def far(self) -> tuple[DeviceArray | None, ...]:
+        """Pages in RAM: keys, values, raw indexer keys; then the tables of index blocks."""
+        far = self.pages.far
+        return (None, None, None, None) if far is None else (far.k, far.v, far.raw, far.numbers)
 
 
 def qsa_store(
@@ -244,7 +258,7 @@ def _check(rows: _Rows) -> _Shape:
         pages_k=(pages.k, f"pages {PAGE} kv_heads {keys.row(width)}", keys.dtype.type),
         pages_v=(pages.v, f"pages {PAGE} kv_heads {values.row(width)}", values.dtype.type),
         pages_raw=(pages.raw, f"pages {PAGE} index_dim", F32),
-        pages_block=(pages.block, "pages blocks index_dim", F32),
+        pages_block=(pages.block, f"{'pages' if pages.far is None else 'all_pages'} blocks index_dim", F32),
         cos=(rope.cos, "angles half", F32),
         sin=(rope.sin, "angles half", F32),
     )
@@ -256,9 +270,43 @@ def _check(rows: _Rows) -> _Shape:
     require(heads % kv_heads == 0, f"q_gate must have a multiple of {kv_heads} heads, got {heads}")
     require(kv_heads * d // _SLICE <= MOST_UNITS, f"kv_heads * head_dim must be at most {MOST_UNITS * _SLICE}")
     require(index_heads <= _SCORED_QUERIES, f"index_q must have at most {_SCORED_QUERIES} heads, got {index_heads}")
+    if pages.far is not None:
+        _check_far(rows, pages.far, keys, values, width)
     return _Shape(
-        keys, values, size["pages_of_a_slot"], kv_heads, heads, d, index_heads, index_dim, pages.r, half, 0, 0, 0
+        keys, values, size["pages_of_a_slot"], kv_heads, heads, d, index_heads, index_dim, pages.r, half, 0, 0, 0,
+        pages.far is not None,
+    )  # fmt: skip
+
+
+def _check_far(rows: _Rows, far: FarPages, keys: KvFormat, values: KvFormat, width: int) -> None:
+    """Pages in RAM have the shapes of the others."""
+    check(
+        tables=(rows.tables, "slots pages_of_a_slot", I32),
+        k=(rows.pages.k, f"pages {PAGE} kv_heads {keys.row(width)}", keys.dtype.type),
+        raw=(rows.pages.raw, f"pages {PAGE} index_dim", F32),
+        far_k=(far.k, f"far_pages {PAGE} kv_heads {keys.row(width)}", keys.dtype.type),
+        far_v=(far.v, f"far_pages {PAGE} kv_heads {values.row(width)}", values.dtype.type),
+        far_raw=(far.raw, f"far_pages {PAGE} index_dim", F32),
+        numbers=(far.numbers, "slots pages_of_a_slot", I32),
+        staged_k=(far.staged_k, f"pages_of_a_slot {PAGE} kv_heads {keys.row(width)}", keys.dtype.type),
+        staged_v=(far.staged_v, f"pages_of_a_slot {PAGE} kv_heads {values.row(width)}", values.dtype.type),
+        order=(far.order, "slots pages_of_a_slot", I32),
     )
+
+
+def _staged(rows: _Rows, g: _Shape, bounds: Limits) -> _Rows:
+    """The rows of one slot with all keys and values that they see in device memory; a launch."""
+    pages, far = rows.pages, rows.pages.far
+    if far is None:
+        return rows
+    sizes = [form.row(g.d) * form.dtype.itemsize * g.kv_heads // 16 for form in (g.keys, g.values)]
+    launch(
+        "qsa_stage.cu", "qsa_stage", (-(-_bound(bounds, g.pages_of_a_slot) // PAGE), 2), (256,),
+        rows.tables, rows.slots, rows.positions, len(rows), g.pages_of_a_slot,
+        pages.k, far.k, pages.v, far.v, far.staged_k, far.staged_v, *sizes,
+    )  # fmt: skip
+    near = AttentionPages(far.staged_k, far.staged_v, pages.raw, pages.block)
+    return replace(rows, pages=near, tables=far.order, numbers=far.numbers)
 
 
 def _bound(bounds: Limits, pages_of_a_slot: int) -> int:
@@ -293,9 +341,9 @@ def _prepare(rows: _Rows, g: _Shape, store: bool, queries: tuple[DeviceArray, De
         "qsa_prepare.cu", "qsa_prepare", (-(-(last - first) // _WARPS), len(rows)), (_THREADS,),
         rows.tables, rows.slots, rows.positions, k, v, index_k, q_gate, index_q,
         norms.k, norms.index_k, norms.q, norms.index_q, rows.rope.cos, rows.rope.sin,
-        pages.k, pages.v, pages.raw, pages.block, q, iq,
+        pages.k, pages.v, pages.raw, *rows.far, pages.block, q, iq,
         g.pages_of_a_slot, g.kv_heads, g.heads, g.index_heads, g.d, g.index_dim, g.r, g.half, first, last,
-        rows.eps, **g.formats,
+        rows.eps, **g.sources,
     )  # fmt: skip
 
 
@@ -310,6 +358,7 @@ def _attend(workspace: Workspace, bounds: Limits, rows: _Rows, budget: int) -> D
         return out
     if rows.stored is not None:
         _prepare(rows, g, True, None)
+    rows = _staged(rows, g, bounds)
     at_once = _whole_waves(_rows_at_once(g, bounds.scratch_bytes), g.heads // _heads_together(g))
     for begin in range(0, n, at_once):
         part = slice(begin, min(begin + at_once, n))
@@ -367,8 +416,9 @@ def _select(workspace: Workspace, g: _Shape, few: bool, rows: _Rows, iq: DeviceA
     scores = workspace.array((n, stride))
     chosen = workspace.array((n, g.picked), I32)
     of_index = (g.index_heads, g.index_dim, g.r, g.picked)
+    numbers = rows.numbers if rows.numbers is not None else rows.tables if rows.far[3] is None else rows.far[3]
     arguments = (
-        rows.pages.block, rows.tables, rows.slots, rows.positions, iq, scores, stride, g.pages_of_a_slot,
+        rows.pages.block, numbers, rows.slots, rows.positions, iq, scores, stride, g.pages_of_a_slot,
         *of_index,
     )  # fmt: skip
     if few:
@@ -414,12 +464,12 @@ def _attend_few(
     units, threads = g.kv_heads * g.d // _SLICE, (_THREADS,)
     chunks = value_chunks(n, g.group)
     each = -(-g.group // chunks)
-    constants = g.formats | {"HEADS_OF_WARP": 1 if each <= _WARPS else HEADS_OF_WARP, "PREPARES": prepares}
+    constants = g.sources | {"HEADS_OF_WARP": 1 if each <= _WARPS else HEADS_OF_WARP, "PREPARES": prepares}
     key_warps = KEY_WARPS if n <= FEW_ROWS and g.group > _WARPS else _WARPS
     partial = workspace.array((n * chunks * units * g.parts * each * (_SLICE + 2),))
     launch(
         "qsa_window.cu", "qsa_keys", (min(-(-g.kept // _KEPT_AT_ONCE), _MOST_KEY_BLOCKS) + prepares, g.kv_heads, n),
-        (32 * key_warps,), *row, q, pages.k, s, stride, made,
+        (32 * key_warps,), *row, q, pages.k, rows.far[0], s, stride, made,
         shared=_FLOAT * g.group * g.d + _KEPT_AT_ONCE * (_row_bytes(g.keys, g.d) + 16),
         KEY_WARPS=key_warps, **constants,
     )  # fmt: skip
@@ -427,7 +477,7 @@ def _attend_few(
         rows.beside()
     launch(
         "qsa_window.cu", "qsa_values", (g.parts + prepares, units, n * chunks), threads,
-        *row, s, stride, pages.v, q_gate, partial, bounds.ended, out, chunks, made,
+        *row, s, stride, pages.v, rows.far[1], q_gate, partial, bounds.ended, out, chunks, made,
         shared=ATTENTION_PART * (_FLOAT * each + _slice_bytes(g.values)),
         **constants,
     )  # fmt: skip
@@ -438,9 +488,10 @@ def _projected(rows: _Rows, g: _Shape, q_gate: DeviceArray) -> np.ndarray:
     norms, rope, pages = rows.norms, rows.rope, rows.pages
     arrays = (
         *(rows.stored or ()), q_gate, norms.k, norms.index_k, norms.q, rope.cos, rope.sin,
-        pages.k, pages.v, pages.raw, pages.block,
     )  # fmt: skip
-    return np.array((*map(address, arrays), g.index_dim, g.half, rows.eps), PROJECTED)
+    far_k, far_v, far_raw, numbers = (0 if array is None else address(array) for array in rows.far)
+    to = address(pages.k), address(pages.v), far_k, far_v, address(pages.raw), far_raw, address(pages.block), numbers
+    return np.array((*map(address, arrays), *to, g.index_dim, g.half, rows.eps), PROJECTED)
 
 
 def value_chunks(n: int, group: int) -> int:

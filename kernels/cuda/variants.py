@@ -60,6 +60,7 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
                     yield "gdn_slots.cu", slots | {"IN_REGISTERS": 0}
                     yield "gdn_slots.cu", slots | gates | {"IN_REGISTERS": 0}
                     yield "gdn_slots.cu", slots | gates | {"IN_REGISTERS": 1}
+    yield "qsa_stage.cu", {}
     for keys, values in KV.values():
         formats: Constants = {"KEYS": FORMATS[keys.name], "VALUES": FORMATS[values.name]}
         yield "qsa_prepare.cu", formats
@@ -69,6 +70,11 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
                 yield "qsa_window.cu", formats | few
                 if of_warp == 1:
                     yield "qsa_window.cu", formats | few | {"KEY_WARPS": KEY_WARPS}
+        if keys.name in ("fp32", "int8"):
+            yield "qsa_prepare.cu", formats | {"FAR": 1}
+            for prepares in (0, 1):
+                far: Constants = {"HEADS_OF_WARP": 1, "PREPARES": prepares, "KEY_WARPS": KEY_WARPS, "FAR": 1}
+                yield "qsa_window.cu", formats | far
         for d, heads in ((256, 12), (64, 2), *_GROUPS * (keys.name == "fp32")):
             group: Constants = {"HEAD_SIZE": d, "HEADS": heads}
             yield "qsa_prompt_keys.cu", {"KEYS": formats["KEYS"]} | group

@@ -11,8 +11,8 @@ KERNEL void __launch_bounds__(128)
     qsa_prepare(const int* tables, const int* slots, const int* positions, const float* k, const float* v,
                 const float* index_k, const float* q_gate, const float* index_q, const float* norm_k,
                 const float* norm_index_k, const float* norm_q, const float* norm_index_q, const float* cos,
-                const float* sin, u8* cached_k, u8* cached_v, float* raw, float* block, float* q,
-                float* iq, int pages_of_a_slot, int kv_heads, int heads, int index_heads, int d, int index_dim, int r,
+                const float* sin, u8* cached_k, u8* cached_v, float* raw, u8* far_k, u8* far_v, float* far_raw,
+                const int* numbers, float* block, float* q, float* iq, int pages_of_a_slot, int kv_heads, int heads, int index_heads, int d, int index_dim, int r,
                 int half, int first, int last, float eps) {
     inputs_ready();
     __shared__ float buffers[4][VECTOR_MOST];
@@ -24,15 +24,16 @@ KERNEL void __launch_bounds__(128)
     if (task >= last) return;
     if (task < kv_heads) {
         const long long from = (static_cast<long long>(row) * kv_heads + task) * d;
-        const long long to = token_row(tables, pages_of_a_slot, slots[row], position) * kv_heads + task;
-        store_key_and_value(k + from, v + from, d, norm_k, eps, rope, position, cached_k + to * Keys::row(d),
-                            cached_v + to * Values::row(d), buffer);
+        const long long to = token_row(tables, pages_of_a_slot, slots[row], position);
+        store_key_and_value(k + from, v + from, d, norm_k, eps, rope, position,
+                            cell(cached_k, far_k, to, kv_heads, task, Keys::row(d)),
+                            cell(cached_v, far_v, to, kv_heads, task, Values::row(d)), buffer);
         return;
     }
     task -= kv_heads;
     if (task == 0) {
-        store_index_key(index_k, row, tables, pages_of_a_slot, slots, positions, raw, block, norm_index_k, eps, rope,
-                        index_dim, r, buffer);
+        store_index_key(index_k, row, tables, numbers, pages_of_a_slot, slots, positions, raw, far_raw, block,
+                        norm_index_k, eps, rope, index_dim, r, buffer);
         return;
     }
     task -= 1;

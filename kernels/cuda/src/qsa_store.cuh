@@ -13,14 +13,16 @@ DEVICE void norm_to_buffer(const float* x, int d, const float* w, float eps, con
     norm_and_rotate(load_vector(x, d), d, w, eps, rope.cos + at, rope.sin + at, rope.half, buffer);
 }
 
-// Store the raw indexer key of a row; when a block ends here, its key is rope(rms(mean of r raw keys)).
-DEVICE void store_index_key(const float* index_k, int row, const int* tables, int pages_of_a_slot, const int* slots,
-                            const int* positions, float* raw, float* block, const float* w, float eps,
-                            const Angles& rope, int d, int r, float* buffer) {
+// Store the raw indexer key of a row; when a block ends here, its key is rope(rms(mean of r raw keys)). `numbers`: tables of
+// the pages of `block`.
+DEVICE void store_index_key(const float* index_k, int row, const int* tables, const int* numbers, int pages_of_a_slot,
+                            const int* slots, const int* positions, float* raw, float* far_raw, float* block, const float* w,
+                            float eps, const Angles& rope, int d, int r, float* buffer) {
     const int lane = threadIdx.x & 31, slot = slots[row], position = positions[row], first = position + 1 - r;
     const long long token = token_row(tables, pages_of_a_slot, slot, position);
     const float* own = index_k + static_cast<long long>(row) * d;
-    for (int i = lane; i < d; i += 32) raw[token * d + i] = own[i];
+    float* kept = cell(raw, far_raw, token, 1, 0, d);
+    for (int i = lane; i < d; i += 32) kept[i] = own[i];
     if (!r || first % r) return;
     WarpVector mean;
 #pragma unroll
@@ -29,7 +31,7 @@ DEVICE void store_index_key(const float* index_k, int row, const int* tables, in
         const int back = r - 1 - t;
         const bool here = row >= back && slots[row - back] == slot && positions[row - back] == first + t;
         const float* from = here ? own - static_cast<long long>(back) * d
-                                 : raw + token_row(tables, pages_of_a_slot, slot, first + t) * d;
+                                 : cell(raw, far_raw, token_row(tables, pages_of_a_slot, slot, first + t), 1, 0, d);
 #pragma unroll
         for (int m = 0; m < VECTOR_PARTS; m++)
             if (32 * m < d) {
@@ -42,7 +44,7 @@ DEVICE void store_index_key(const float* index_k, int row, const int* tables, in
     for (int m = 0; m < VECTOR_PARTS; m++) mean.x[m] = mean.x[m] * share;
     const long long at = static_cast<long long>(first) * rope.half;
     norm_and_rotate(mean, d, w, eps, rope.cos + at, rope.sin + at, rope.half, buffer);
-    float* to = block + token_row(tables, pages_of_a_slot, slot, first) / r * d;
+    float* to = block + token_row(FAR ? numbers : tables, pages_of_a_slot, slot, first) / r * d;
     for (int i = lane; i < d; i += 32) to[i] = buffer[i];
 }
 

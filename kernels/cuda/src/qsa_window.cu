@@ -7,7 +7,7 @@
 // qsa_keys turns the queries and the new keys that it wants, and a block more of each row and key head stores what is new; a
 // block more of each row of qsa_values stores its indexer key, which may be made between the two.
 // Constants    KEYS, VALUES as in cache.cuh; HEADS_OF_WARP query heads of a warp of qsa_values at a time; KEY_WARPS of a block
-//              of qsa_keys: with few rows a warp takes one head; PREPARES
+//              of qsa_keys: with few rows a warp takes one head; PREPARES; FAR: tokens below 0 are read in RAM
 #include "attend.cuh"
 #include "qsa_store.cuh"
 
@@ -56,8 +56,9 @@ constexpr int AT_ONCE = KEY_WARPS > 4 ? 1 : 3;  // query heads of a warp at a ti
 // Rows as they are projected, and where what is new is stored.
 struct Projected {
     const float *k, *v, *index_k, *q_gate, *norm_k, *norm_index_k, *norm_q, *cos, *sin;
-    u8 *cached_k, *cached_v;
-    float *raw, *block;
+    u8 *cached_k, *cached_v, *far_k, *far_v;
+    float *raw, *far_raw, *block;
+    const int* numbers;  // tables of the pages of `block`
     int index_dim, half;
     float eps;
 
@@ -121,14 +122,16 @@ struct Turned {
 DEVICE void store_row(const Projected& p, const Args& g, int row, int kv, float* buffer) {
     const int position = g.positions[row];
     const long long from = (static_cast<long long>(row) * g.kv_heads + kv) * g.d;
-    const long long to = token_row(g.tables, g.pages_of_a_slot, g.slots[row], position) * g.kv_heads + kv;
-    store_key_and_value(p.k + from, p.v + from, g.d, p.norm_k, p.eps, p.rope(), position, p.cached_k + to * Keys::row(g.d),
-                        p.cached_v + to * Values::row(g.d), buffer);
+    const long long to = token_row(g.tables, g.pages_of_a_slot, g.slots[row], position);
+    store_key_and_value(p.k + from, p.v + from, g.d, p.norm_k, p.eps, p.rope(), position,
+                        cell(p.cached_k, p.far_k, to, g.kv_heads, kv, Keys::row(g.d)),
+                        cell(p.cached_v, p.far_v, to, g.kv_heads, kv, Values::row(g.d)), buffer);
 }
 
 // grid (tiles at once, key heads, rows), with PREPARES a tile more
 KERNEL void __launch_bounds__(KEY_THREADS)
-    qsa_keys(ROW_ARGUMENTS, const float* q, const u8* cached, float* s, int stride, PARAMETER Projected projected) {
+    qsa_keys(ROW_ARGUMENTS, const float* q, const u8* cached, const u8* far, float* s, int stride,
+             PARAMETER Projected projected) {
     const Args g = ROW;
     extern __shared__ __align__(16) float memory[];
     __shared__ int tokens[32];
@@ -145,7 +148,7 @@ KERNEL void __launch_bounds__(KEY_THREADS)
         const int pieces = bytes / 16;
         for (int e = begin * pieces + tid; e < end * pieces; e += KEY_THREADS) {
             const int t = e / pieces, x = e % pieces * 16;
-            copy16(tile + t * pitch + x, cached + (static_cast<long long>(tokens[t]) * g.kv_heads + kv) * bytes + x);
+            copy16(tile + t * pitch + x, cell(cached, far, tokens[t], g.kv_heads, kv, bytes) + x);
         }
     };
     if (PREPARES && static_cast<int>(blockIdx.x) == tiles) {
@@ -327,7 +330,7 @@ DEVICE void join_parts(const Part& g, const float* q_gate, float* out) {
 // grid (parts, value heads x slices, rows x chunks), with PREPARES a part more: a chunk of the query heads that share a value
 // head
 KERNEL void __launch_bounds__(THREADS)
-    qsa_values(ROW_ARGUMENTS, const float* s, int stride, const u8* cached, const float* q_gate,
+    qsa_values(ROW_ARGUMENTS, const float* s, int stride, const u8* cached, const u8* far, const float* q_gate,
                float* partial, u32* ended, float* out, int chunks, PARAMETER Projected projected) {
     const Args g = ROW;
     typedef Slice<Values> Tile;
@@ -340,8 +343,9 @@ KERNEL void __launch_bounds__(THREADS)
     if (PREPARES && part == most_parts) {
         inputs_ready();
         if (blockIdx.y == 0 && chunk == 0 && tid < 32)
-            store_index_key(projected.index_k, row, tables, pages_of_a_slot, slots, positions, projected.raw, projected.block,
-                            projected.norm_index_k, projected.eps, projected.rope(), projected.index_dim, r, memory);
+            store_index_key(projected.index_k, row, tables, projected.numbers, pages_of_a_slot, slots, positions,
+                            projected.raw, projected.far_raw, projected.block, projected.norm_index_k, projected.eps,
+                            projected.rope(), projected.index_dim, r, memory);
         return;
     }
     const Kept kept = g.kept(row);
@@ -356,7 +360,7 @@ KERNEL void __launch_bounds__(THREADS)
     auto copy_values = [&](int begin, int end) {
         for (int i = begin * Tile::COPIES + tid; i < end * Tile::COPIES; i += THREADS) {
             const int t = i / Tile::COPIES;
-            const u8* from = cached + (static_cast<long long>(tokens[t]) * g.kv_heads + kv) * Values::row(g.d);
+            const u8* from = cell(cached, far, tokens[t], g.kv_heads, kv, Values::row(g.d));
             Tile::copy(tile + t * Tile::BYTES, from, g.d, slice, i % Tile::COPIES);
         }
         copies_commit();

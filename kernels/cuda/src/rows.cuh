@@ -135,3 +135,15 @@ DEVICE long long token_row(const int* tables, int pages_of_a_slot, int slot, int
     const int page = tables[static_cast<long long>(slot) * pages_of_a_slot + position / PAGE];
     return static_cast<long long>(page) * PAGE + position % PAGE;
 }
+
+// With FAR some pages lie in RAM: a table has ~p for the p-th of those, whose token rows are below 0.
+#ifndef FAR
+#define FAR 0
+#endif
+
+// Where a head of a token row begins, of `heads` of `size` elements each.
+template <class T>
+DEVICE T* cell(T* near, T* far, long long token, int heads, int head, int size) {
+    if (FAR && token < 0) return far + (((~(token >> 6) << 6) + (token & 63)) * heads + head) * size;
+    return near + (token * heads + head) * size;
+}

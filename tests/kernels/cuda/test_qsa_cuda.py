@@ -12,7 +12,7 @@ from strata.kernels import cpu, reference
 from strata.kernels.cuda import qsa
 from strata.kernels.cuda.launch import I32, launch
 from strata.kernels.kv import BLOCK, KV, KvFormat
-from strata.kernels.ops import PAGE, AttentionPages, Norms, Rope
+from strata.kernels.ops import PAGE, AttentionPages, FarPages, Norms, Rope
 from strata.kernels.reference.kv import decode, encode
 
 EPS = 1e-6
@@ -360,3 +360,70 @@ def test_pages_of_another_shape_are_refused_before_anything_is_written(target):
             target.put(case.f(3, 32)), *case.fixed, EPS,
         )  # fmt: skip
     assert np.isnan(target.host(case.device.k)).all()
+
+
+SLOT = 1
+
+
+class Apart(Sequences):
+    """The same sequences, about two of three pages in RAM. `numbers`: tables of all pages; `tables`: of the host."""
+
+    def __init__(self, target: Any, shape: Shape, pages: int, kv: str = "fp32") -> None:
+        super().__init__(target, shape, pages, kv=kv)
+        rng, n = np.random.default_rng(7), len(self.host.k)
+        near = rng.permutation(n)[: n // 3 + 1]
+        place = np.full(n, -1)
+        place[near] = rng.permutation(len(near))
+        whole, homes = self._pages(n, self.kv), rng.permutation(n).astype(np.int32)
+        self.places = np.where(place[self.tables] >= 0, place[self.tables], ~homes[self.tables]).astype(np.int32)
+        few, one = self._pages(len(near), self.kv), self._pages(pages, self.kv)
+        order = np.tile(np.arange(pages, dtype=np.int32), (self.slots, 1))
+        far = FarPages(whole.k, whole.v, whole.raw, self.tables, one.k, one.v, order)
+        self.device = target.put(AttentionPages(few.k, few.v, few.raw, self._pages(n, self.kv).block, far))
+
+    def stored_and_attended(self, where: tuple[np.ndarray, np.ndarray], made: list[np.ndarray]) -> np.ndarray:
+        arrays = [self.target.put(a) for a in (self.places, *where, *made)]
+        with self.space.scratch():
+            out = qsa.qsa(self.space, self.limits, self.device, *arrays, *self.fixed, self.shape.budget, EPS)
+            return self.target.host(out)
+
+
+@pytest.mark.parametrize(
+    ("shape", "pages", "start"),
+    [
+        (TINY, 4, 150),
+        (ODD, 4, 190),
+        (LONG, 6, 340),
+        pytest.param(WIDE, 3, 130, marks=pytest.mark.soak),
+        (DENSE, 5, 250),
+    ],
+)
+@pytest.mark.parametrize("kv", ["fp32", in_soak("fp16"), "k8v4", in_soak("int8"), in_soak("q4_0")])
+def test_pages_in_ram_change_no_bit(target, same_bits, shape, pages, start, kv):
+    near, far = Sequences(target, shape, pages, kv=kv), Apart(target, shape, pages, kv=kv)
+    for parts in ([(SLOT, start)], [(SLOT, 1)], [(0, 5), (SLOT, 3), (2, 1)], [(0, 60)], [(0, 1), (SLOT, 1)]):
+        where = near.rows(*parts)
+        n = len(where[0])
+        rows = [near.f(n, shape.kv, shape.d), near.f(n, shape.kv, shape.d), near.f(n, shape.index_dim)]
+        made = [*rows, *near.queries(n)]
+        arrays = [target.put(a) for a in (near.tables, *where, *made)]
+        with near.space.scratch():
+            wanted = qsa.qsa(near.space, near.limits, near.device, *arrays, *near.fixed, shape.budget, EPS)
+            wanted = target.host(wanted)
+        same_bits(far.stored_and_attended(where, made), wanted)
+    same_bits(target.host(far.device.block), target.host(near.device.block))
+
+
+def test_rows_below_the_budget_store_in_ram_on_their_way(target, same_bits):
+    """Every length of a sequence, a row at a time: keys, values and raw keys of open blocks lie in both memories."""
+    near, far = Sequences(target, TINY, 3), Apart(target, TINY, 3)
+    near.limits.bound = far.limits.bound = TINY.budget
+    for _ in range(TINY.budget - 1):
+        where = near.rows((SLOT, 1), (0, 1))
+        made = [near.f(2, TINY.kv, TINY.d), near.f(2, TINY.kv, TINY.d), near.f(2, TINY.index_dim), *near.queries(2)]
+        arrays = [target.put(a) for a in (near.tables, *where, *made)]
+        with near.space.scratch():
+            wanted = qsa.qsa(near.space, near.limits, near.device, *arrays, *near.fixed, TINY.budget, EPS)
+            wanted = target.host(wanted)
+        same_bits(far.stored_and_attended(where, made), wanted)
+    same_bits(target.host(far.device.block), target.host(near.device.block))
