@@ -28,8 +28,9 @@ def state_plan(options: Options, spec: ModelSpec, free_bytes: int, sides: int = 
     """The state for these options in so much memory. What is less than was asked is said in the log."""
     try:
         plan = plan_state(
-            spec, options.max_context, free_bytes, options.batch_asked, cache_rules(options), options.kv, sides
-        )
+            spec, options.max_context, free_bytes, options.batch_asked, cache_rules(options), options.kv, sides,
+            options.resident,
+        )  # fmt: skip
     except StateTooLarge as error:
         raise Refused(f"--max-context {options.max_context}: {error}") from None
     if options.batch > options.batch_asked:

@@ -157,6 +157,7 @@ class CudaRunner:
                 max_context=options.max_context,
                 plan=lambda free: state_plan(options, pack.spec, free, self._device.sides),
                 kv=options.kv,
+                kv_resident=options.resident,
                 table=options.ple_io,
                 chunks=[chunk] if chunk else AUTO_CHUNKS,
                 drafts=CardDrafts(

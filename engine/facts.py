@@ -41,6 +41,7 @@ def engine_info(options: Options, vocab: int, n_slots: int, device: Mapping[str,
     values.update(dict.fromkeys(_NOTHING_HERE, 0))
     values.update({name: getattr(options, name) for name in _AS_ASKED})
     values.update(
+        kv_resident=options.resident,
         spec=options.spec,
         mtp_max=options.mtp_max,
         lookup=options.lookup,

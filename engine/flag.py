@@ -15,8 +15,8 @@ MAX_END_IDS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One option. `value` is how the help writes its value, "" for a switch that takes none. One with both `read` and
-    `missing` is for `--plan` alone: the engine does not run with it yet."""
+    """One option. `value` is how the help writes its value, "" for a switch that takes none; `missing`: why there is no
+    `read`."""
 
     name: str
     value: str
@@ -31,7 +31,7 @@ class Flag:
 
     @property
     def works(self) -> bool:
-        return self.read is not None and not self.missing
+        return self.read is not None
 
     @property
     def acts(self) -> bool:

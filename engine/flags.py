@@ -1,8 +1,7 @@
 """Every option of the engine in one table: name, value, default, meaning, and whether this engine has it.
 
 A row with `read` works: `read(text)` is the value or raises ValueError saying what is wanted. A row with `missing` is
-an option of the specification that this engine does not have yet: it is recognised and refused by name, never ignored;
-one that has `read` as well is for `--plan`, which says what it would do.
+an option of the specification that this engine does not have yet: it is recognised and refused by name, never ignored.
 A row with `said` asks for what is so anyway, or for what the specification wants left off with a word: it is accepted,
 and the log says so. `options.py` parses by this table; `--help` and docs/configuration.md are written from it.
 
@@ -121,6 +120,15 @@ _WORKING: Final = (
         one_of("fp32", "fp16", "int8", "q4_0", "k8v4"),
         "how keys and values are kept: fp32, fp16, int8, q4_0, or k8v4 (keys int8, values q4_0): 4, 2, 1.06, 0.56 or "
         "0.81 bytes a number. The text changes with the format; all but fp32 need --device cuda",
+    ),
+    _works(
+        PROMPTS,
+        "--kv-resident N",
+        "0",
+        whole(0, MAX_CONTEXT),
+        f"keys and values of N tokens of a conversation, the newest, stay in VRAM, at least {MIN_RESIDENT}; the others "
+        "lie in page-locked RAM, where a window reads what it attends to and from where a prompt brings a layer's over "
+        "for each chunk. 0: all stay. Counts where the context is longer. Never changes the text. Needs --device cuda",
     ),
     _works(
         MACHINE,
@@ -482,22 +490,6 @@ def _refused(group: str, missing: str, row: str) -> Flag:
     return Flag(name, value, default, meaning, group, missing=missing, aliases=aliases)
 
 
-def _planned(group: str, missing: str, usage: str, default: str, read: Callable[[str], object], meaning: str) -> Flag:
-    return replace(_works(group, usage, default, read, meaning), missing=f"{missing}; only --plan takes it")
-
-
-_PLANNED: Final = (
-    _planned(
-        PROMPTS,
-        _WHOLE,
-        "--kv-resident N",
-        "0",
-        whole(0, MAX_CONTEXT),
-        "keys and values kept in VRAM, in tokens; the rest streams from page-locked RAM. 0: all",
-    ),
-)
-
-
 def _said(group: str, usage: str, default: str, read: Callable[[str], object], meaning: str, said: str) -> Flag:
     return replace(_works(group, usage, default, read, f"{meaning}. {said[0].upper()}{said[1:]}"), said=said)
 
@@ -515,7 +507,6 @@ _SAID: Final = (
 
 FLAGS: Final[tuple[Flag, ...]] = (
     *_WORKING,
-    *_PLANNED,
     *_SAID,
     *(_refused(group, missing, row) for group, missing, rows in _NOT_YET for row in rows.split("\n") if row.strip()),
 )

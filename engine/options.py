@@ -25,6 +25,7 @@ SPARE_PLACES: Final = 4
 _FOR_A_CARD: Final = (("--vram-limit-mib", "0"), ("--ple-io", "auto"))
 """Options that the host does not have, and the values that ask for nothing."""
 _FOR_A_CACHE: Final = (
+    ("--kv-resident", "0"),
     ("--vram-reserve-mib", "auto"),
     ("--expert-cache", "auto"),
     ("--expert-profile", "none"),
@@ -146,6 +147,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return self.spec - 1 if self.mtp is not None else 0
 
     @property
+    def resident(self) -> int:
+        """Tokens of a conversation whose keys and values stay in VRAM, behind `fitted`; 0: all."""
+        return self.kv_resident if self.device == "cuda" and self.kv_resident < self.max_context else 0
+
+    @property
     def spare_places(self) -> int:
         """Places of a layer in RAM that hold no expert, for swaps beside windows."""
         return SPARE_PLACES if self.adapt_async and min(self.adapt_every, self.adapt_swaps) > 0 else 0
@@ -184,12 +190,11 @@ def refusal(given: Sequence[tuple[str, str | None]]) -> str | None:
 
     Each option by itself in the order given, then what they must be together.
     """
-    planning = any(name == "--plan" for name, _ in given)
     for name, text in given:
         flag = flags.find(name)
         if flag is None:
             return f"{name}: unknown option; strata-engine --help lists all"
-        if flag.read is None or (flag.missing and not planning):
+        if flag.read is None:
             return f"{name}: {flag.missing}; leave the option out"
         if not flag.value and text is not None:
             return f"{name}: takes no value, got {_shown(text)}"
@@ -202,7 +207,7 @@ def refusal(given: Sequence[tuple[str, str | None]]) -> str | None:
     last = {flag.name: text for name, text in given if (flag := flags.find(name)) is not None}
     if "--pack" not in last:
         return "--pack: no model given; name a GGUF file: --pack model.gguf"
-    return _disk_refusal(last) or _plan_refusal(last) or _device_refusal(last)
+    return _disk_refusal(last) or _plan_refusal(last) or _device_refusal(last) or _resident_refusal(last)
 
 
 def notes(argv: Sequence[str]) -> list[str]:
@@ -221,6 +226,10 @@ def _plan_refusal(last: Mapping[str, str | None]) -> str | None:
     if "--plan" not in last:
         alone = next((name for name in ("--json", "--ram-limit-mib") if name in last), None)
         return alone and f"{alone}: is for --plan; add --plan, or leave it out"
+    return None
+
+
+def _resident_refusal(last: Mapping[str, str | None]) -> str | None:
     resident, context = int(last.get("--kv-resident") or 0), int(last.get("--max-context") or flags.DEFAULT_CONTEXT)
     if 0 < resident < flags.MIN_RESIDENT and resident < context:
         return f"--kv-resident {resident}: at least {flags.MIN_RESIDENT} tokens stay in VRAM; ask for more, or for 0"

@@ -58,6 +58,9 @@ class StateMemory(Protocol):
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
         """An array of state, for good."""
 
+    def far(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
+        """The same in RAM that kernels read and write; `copy`, `download` and `upload` take it."""
+
     def fill(self, array: Array, value: float) -> None:
         """Set all elements of a C-contiguous array of state."""
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import prod
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -139,6 +140,12 @@ class CudaDevice:
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
         return self._arenas["state"].array(shape, dtype)
+
+    def far(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
+        """Page-locked RAM that the card reads over PCIe."""
+        host = self.driver.pinned(max(prod(shape), 1) * np.dtype(dtype).itemsize)
+        host[:] = 0
+        return self.driver.mapped(host).view(dtype)[: prod(shape)].reshape(shape)
 
     def fill(self, array: Array, value: float) -> None:
         if value == 0:

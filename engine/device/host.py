@@ -46,6 +46,9 @@ class HostMemory:
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
         return np.zeros(shape, dtype)
 
+    def far(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
+        return np.zeros(shape, dtype)
+
     def fill(self, array: Array, value: float) -> None:
         array[...] = value
 

@@ -27,7 +27,7 @@ def form_bytes(w: Weight) -> int:
 
 
 class Meter(HostDevice):
-    """`weights` and `table_bytes`: what was bound; `state`: `zeros` and `mirror` together.
+    """`weights` and `table_bytes`: what was bound; `state`: `zeros` and `mirror` together; `far_state`: `far`, in RAM.
 
     stacks         of the weights, those of the layers' experts · expert_sizes: of an expert's gate, up and down a layer
     head           of the weights, the output matrix
@@ -38,6 +38,7 @@ class Meter(HostDevice):
         super().__init__("reference")
         self.sides = sides
         self.weights = self.stacks = self.forms = self.stack_forms = self.head = self.table_bytes = self.state = 0
+        self.far_state = 0
         self.expert_sizes: list[tuple[int, int, int]] = []
 
     def put(self, array: npt.NDArray[Any]) -> Array:
@@ -70,6 +71,11 @@ class Meter(HostDevice):
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
         array = np.broadcast_to(np.zeros((), dtype), shape)
         self.state += padded(array.size * array.itemsize)
+        return array
+
+    def far(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
+        array = np.broadcast_to(np.zeros((), dtype), shape)
+        self.far_state += array.size * array.itemsize
         return array
 
     def fill(self, array: Array, value: float) -> None:

@@ -165,8 +165,9 @@ def _slots(figures: Figures, options: Options, room: int, chunk: int) -> SlotPla
     plan = plan_slots(costs, least, room - reserve - cache, options.batch_asked, options.prompt_cache, each)
     if plan is None:
         raise DoesNotFit(
-            f"--max-context {options.max_context}: one conversation takes {shown(costs.slot)}, {shown(max(0, least))} "
-            "are left beside the weights and the reserve; use a smaller context, another --kv, or --kv-resident"
+            f"--max-context {options.max_context}: one conversation takes {shown(costs.slot + costs.staged)}, "
+            f"{shown(max(0, least))} are left beside the weights and the reserve; use a smaller context, another --kv, "
+            "or --kv-resident"
         )
     return plan
 

@@ -1,8 +1,8 @@
 """What sequences take of a card: the solo one, batch slots, checkpoints, the draft layer's memory.
 
 Order    as in engine/state/plan.py: the solo slot must fit; then batch slots, as many as asked or as fit; then
-         checkpoints. With streamed keys and values a slot has `resident` tokens of them in VRAM and all of them in RAM;
-         the pooled index keys of the whole context stay in VRAM
+         checkpoints. With streamed keys and values a slot has `resident` tokens of them in VRAM and a home in RAM for
+         all; the pooled index keys of the whole context stay in VRAM
 Units    bytes, tokens
 Errors   none: `plan_slots` gives None when not even the solo slot fits
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strata.engine.pack import DraftSpec, ModelSpec
-from strata.engine.state.pages import page_shapes, pages_for
+from strata.engine.state.pages import page_shapes, pages_for, staged_bytes
 from strata.engine.state.plan import MIN_BATCH
 from strata.engine.state.recurrent import recurrent_bytes
 from strata.kernels.kv import KV
@@ -25,11 +25,14 @@ _FLOAT = 4
 
 @dataclass(frozen=True, slots=True)
 class SlotCosts:
-    """Bytes of one slot and of one checkpoint in VRAM; streamed: of a slot in page-locked RAM."""
+    """Bytes of one slot and of one checkpoint in VRAM; streamed, kept: of these in page-locked RAM · staged: in VRAM,
+    of all slots together, where a prompt brings what is in RAM."""
 
     slot: int
     checkpoint: int
     streamed: int
+    kept: int = 0
+    staged: int = 0
 
 
 def slot_costs(spec: ModelSpec, kv: str, max_context: int, resident: int, sides: int) -> SlotCosts:
@@ -43,7 +46,10 @@ def slot_costs(spec: ModelSpec, kv: str, max_context: int, resident: int, sides:
         pooled += sizes["block"]
     block = recurrent_bytes(spec)
     slot = cells * page + (whole - cells) * pooled + sides * block
-    return SlotCosts(slot, page + block, whole * (page - pooled) if streams else 0)
+    if not streams:
+        return SlotCosts(slot, page + block, 0)
+    frame = page - pooled
+    return SlotCosts(slot, page + block, whole * frame, frame, staged_bytes(spec, whole, kv))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ class SlotPlan:
 
     @property
     def slot_bytes(self) -> int:
-        return (1 + self.n_slots) * self.costs.slot
+        return (1 + self.n_slots) * self.costs.slot + self.costs.staged
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -65,7 +71,7 @@ class SlotPlan:
 
     @property
     def streamed_bytes(self) -> int:
-        return (1 + self.n_slots) * self.costs.streamed
+        return (1 + self.n_slots) * self.costs.streamed + self.n_checkpoints * self.costs.kept
 
 
 def plan_slots(costs: SlotCosts, least: int, room: int, batch: int, checkpoints: int, each: int = 0) -> SlotPlan | None:
@@ -74,11 +80,11 @@ def plan_slots(costs: SlotCosts, least: int, room: int, batch: int, checkpoints:
     batch, checkpoints   what was asked for; every slot wants a checkpoint more. 0 checkpoints: none at all
     each                 what a batch slot takes beside its state
     """
-    if costs.slot > least:
+    if costs.slot + costs.staged > least:
         return None
 
     def takes(slots: int, n: int) -> int:
-        return (1 + slots) * costs.slot + slots * each + n * costs.checkpoint
+        return (1 + slots) * costs.slot + costs.staged + slots * each + n * costs.checkpoint
 
     fewest = int(checkpoints > 0)
     slots = next((n for n in range(batch, MIN_BATCH - 1, -1) if takes(n, fewest) <= room), 0)

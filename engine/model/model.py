@@ -54,15 +54,19 @@ class Model:
         return self._embedding, self._head
 
     def new_state(
-        self, n_slots: int, kv: str = "fp32", n_checkpoints: int = 0, n_pages: int | None = None
+        self,
+        n_slots: int,
+        kv: str = "fp32",
+        n_checkpoints: int = 0,
+        n_pages: int | None = None,
+        resident: int = 0,
     ) -> StatePool:
-        """An empty state. Raises StateTooLarge when the device's free memory does not hold it."""
+        """An empty state, of the figures of `StatePool`. Raises StateTooLarge when the device's free memory does not
+        hold it."""
         if self.device.sides == 1:
             free = self.device.memory().free
             require_memory(self.spec, n_slots, self.max_context, free, n_checkpoints, n_pages)
-        return StatePool(
-            self.spec, n_slots, self.max_context, n_pages, kv, memory=self.device, n_checkpoints=n_checkpoints
-        )
+        return StatePool(self.spec, n_slots, self.max_context, n_pages, kv, self.device, n_checkpoints, resident)
 
     def forward(self, rows: Rows, state: StatePool, want: Sequence[int] | None = None) -> F32:
         """Read the rows into the state; logits (len(want), vocab) of the rows that `want` names (None: of none)."""

@@ -12,6 +12,7 @@ from strata.engine.device.base import Device
 from strata.engine.model.rows import Rows
 from strata.engine.model.weights import AttentionWeights
 from strata.engine.state.slots import StatePool
+from strata.kernels.cuda.plans import WINDOW_ROWS
 from strata.kernels.ops import F32, Kernels, Rope
 
 
@@ -31,8 +32,13 @@ class QsaBlock:
     eps: float
 
     def __call__(self, u: F32, rows: Rows, state: StatePool) -> F32:
-        """u (n, H) -> (n, H); the rows' keys, values and index keys are in the pages afterwards."""
+        """u (n, H) -> (n, H); the rows' keys, values and index keys are in the pages afterwards. Raises ValueError for
+        a prompt of several slots where pages are in RAM."""
         w, heads = self.weights, (self.heads, self.kv_heads, self.index_heads)
         pages, where = state.pages.layers[self.ordinal], (state.pages.kernel_tables, rows.slots, rows.positions)
+        if pages.far is not None and len(rows) > WINDOW_ROWS and len(rows.segments) > 1:
+            raise ValueError(
+                f"{len(rows)} rows of {len(rows.segments)} slots: with pages in RAM a prompt is of one slot"
+            )
         y = self.device.attention(w.project, u, pages, where, heads, w.norms, self.rope, self.budget, self.eps)
         return self.kernels.linear(w.out, y)[0]

@@ -84,6 +84,7 @@ class Resident:
     logits    rows of a pass whose logits are wanted, at most
     drafts    what there is of them
     experts   how many are wanted in VRAM; None: all of them, or it is an error
+    kv_resident  tokens of a slot whose keys and values are in VRAM, the others in RAM; 0: all
     loan      what prompts do with the output head's memory; None: nothing · head_moves: a test hook of that
     """
 
@@ -111,11 +112,12 @@ class Resident:
         stream_min: int = STREAM_MIN,
         loan: Planner | None = None,
         head_moves: bool = False,
+        kv_resident: int = 0,
     ) -> None:
         self.device, self._verify, self.store = device, drafts.verify, None
         meter = Meter(device.sides)
         _measure_weights(pack, drafts, max_context, meter)
-        measure = partial(_measure_state, pack.spec, drafts, max_context, kv, meter)
+        measure = partial(_measure_state, pack.spec, drafts, max_context, kv, kv_resident, meter)
         measure(n_slots, n_checkpoints)
         self.experts_in_vram, self.expert_bytes = pack.spec.layers * pack.spec.experts, meter.stacks
         self._place_table(meter, table)
@@ -127,7 +129,7 @@ class Resident:
         if plan is not None:
             room = self._room_for_state(meter) if tiers is None else tiers.room_for_state(self._left(meter))
             planned = plan(max(meter.state, room) - drafts.page_bytes(WINDOW_ROWS, kv))
-            n_slots, n_checkpoints, meter.state = 1 + planned.n_slots, planned.n_checkpoints, 0
+            n_slots, n_checkpoints, meter.state, meter.far_state = 1 + planned.n_slots, planned.n_checkpoints, 0, 0
             measure(n_slots, n_checkpoints)
         self._require_room(meter)
         left = self.device.memory().free - self._weights(meter) - meter.state - tape
@@ -142,7 +144,7 @@ class Resident:
             chunks, reserve = self._open_tiers(tiers, tier_plan, stream_min)
             share = partial(self._share, tiers, drafts.spec)
         self.model = Model(pack, device, max_context)
-        self.state = self.model.new_state(n_slots, kv, n_checkpoints)
+        self.state = self.model.new_state(n_slots, kv, n_checkpoints, resident=kv_resident)
         self.drafter = self._drafter(drafts, n_slots - 1, kv)
         if drafts.verify > 1:
             device.open_tape(tape)
@@ -283,7 +285,7 @@ class Resident:
 
     def _free_ram(self, meter: Meter) -> int:
         """RAM that is free behind what lies there in any case."""
-        return ram().free - (meter.table_bytes if self.device.table_in_ram else 0)
+        return ram().free - meter.far_state - (meter.table_bytes if self.device.table_in_ram else 0)
 
     def _weights(self, meter: Meter) -> int:
         return meter.weights + (0 if self.device.table_in_ram else meter.table_bytes)
@@ -293,6 +295,13 @@ class Resident:
         weights = self._weights(meter)
         self.device.account.require(weights, "the weights", SMALLER_FILE)
         self.device.account.require(meter.state, "the state", SMALLER_STATE, beside=weights)
+        if meter.far_state > (free := max(0, self._free_ram(meter) + meter.far_state)):
+            raise DeviceError(
+                f"keys and values in RAM take {shown(meter.far_state)}, {shown(free)} are free; use a smaller "
+                "--max-context or --batch, or leave out --kv-resident"
+            )
+        if meter.far_state:
+            log(f"keys and values: pages beside those of --kv-resident in {shown(meter.far_state)} of page-locked RAM")
 
     def _open_arenas(self, meter: Meter) -> None:
         weights = self._weights(meter)
@@ -473,9 +482,16 @@ def _measure_weights(pack: Pack, drafts: CardDrafts, max_context: int, meter: Me
 
 
 def _measure_state(
-    spec: ModelSpec, drafts: CardDrafts, max_context: int, kv: str, meter: Meter, slots: int, checkpoints: int
+    spec: ModelSpec,
+    drafts: CardDrafts,
+    max_context: int,
+    kv: str,
+    kv_resident: int,
+    meter: Meter,
+    slots: int,
+    checkpoints: int,
 ) -> None:
-    StatePool(spec, slots, max_context, kv=kv, memory=meter, n_checkpoints=checkpoints)
+    StatePool(spec, slots, max_context, kv=kv, memory=meter, n_checkpoints=checkpoints, resident=kv_resident)
     drafts.pages(slots - 1, kv, meter)
 
 

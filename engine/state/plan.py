@@ -40,13 +40,14 @@ def plan_state(
     rules: CacheRules,
     kv: str = "fp32",
     sides: int = 1,
+    resident: int = 0,
 ) -> StatePlan:
     """The state of a solo slot and of at most `batch` others in `free_bytes`; below two others there are none."""
 
     def takes(slots: int, checkpoints: int) -> int:
-        return estimate_bytes(spec, 1 + slots, max_context, None, kv, sides, checkpoints)
+        return estimate_bytes(spec, 1 + slots, max_context, None, kv, sides, checkpoints, resident)
 
-    require_memory(spec, 1, max_context, free_bytes, kv=kv, sides=sides)
+    require_memory(spec, 1, max_context, free_bytes, kv=kv, sides=sides, resident=resident)
     least = int(rules.reuse)
     fitting = (n for n in range(batch, MIN_BATCH - 1, -1) if takes(n, least) <= free_bytes)
     slots = next(fitting, 0)

@@ -1,6 +1,6 @@
 """The state of all slots of a model: pages, recurrent blocks and lengths, under one owner.
 
-Format   keys and values are float32 (`fp32`) or, on a card, float16 (`fp16`)
+Format   keys and values are float32 (`fp32`) or, on a card, of another format (kernels/kv.py)
 Units    tokens; bytes where the name says so
 Errors   OutOfPages when tokens do not fit; StateTooLarge before an allocation that the machine cannot hold
 Cost     `estimate_bytes` is arithmetic; `digest` and `state_bytes` copy a slot's whole state (tests, checks)
@@ -18,7 +18,15 @@ import numpy as np
 from strata.engine.device.base import Bytes, StateMemory
 from strata.engine.device.host import HostMemory
 from strata.engine.pack import ModelSpec
-from strata.engine.state.pages import AccountsError, OutOfPages, PagePool, page_bytes, pages_for
+from strata.engine.state.pages import (
+    AccountsError,
+    OutOfPages,
+    PagePool,
+    frame_bytes,
+    page_bytes,
+    pages_for,
+    staged_bytes,
+)
 from strata.engine.state.recurrent import Recurrent, recurrent_bytes
 from strata.kernels.ops import PAGE
 
@@ -44,6 +52,11 @@ def pages_of(n_slots: int, max_context: int, n_checkpoints: int = 0) -> int:
     return n_slots * pages_for(max_context) + n_checkpoints
 
 
+def frames_of(n_slots: int, max_context: int, n_checkpoints: int, resident: int) -> int | None:
+    """Pages whose keys and values are in device memory, of slots with so many resident tokens; None: all."""
+    return pages_of(n_slots, resident, n_checkpoints) if 0 < resident < max_context else None
+
+
 def estimate_bytes(
     spec: ModelSpec,
     n_slots: int,
@@ -52,10 +65,23 @@ def estimate_bytes(
     kv: str = "fp32",
     sides: int = 1,
     n_checkpoints: int = 0,
+    resident: int = 0,
 ) -> int:
-    """Bytes of the arrays of a StatePool of these figures, without its page tables."""
+    """Bytes of the arrays of a StatePool of these figures in device memory, without its page tables."""
     pages = pages_of(n_slots, max_context, n_checkpoints) if n_pages is None else n_pages
-    return pages * page_bytes(spec, kv) + (sides * n_slots + n_checkpoints) * recurrent_bytes(spec)
+    frames, staged = frames_of(n_slots, max_context, n_checkpoints, resident), 0
+    if frames is not None and frames < pages:
+        staged = staged_bytes(spec, pages_for(max_context), kv) - (pages - frames) * frame_bytes(spec, kv)
+    return pages * page_bytes(spec, kv) + staged + (sides * n_slots + n_checkpoints) * recurrent_bytes(spec)
+
+
+def far_bytes(spec: ModelSpec, n_slots: int, max_context: int, n_checkpoints: int, kv: str, resident: int) -> int:
+    """Bytes of RAM of such a StatePool."""
+    frames, pages = (
+        frames_of(n_slots, max_context, n_checkpoints, resident),
+        pages_of(n_slots, max_context, n_checkpoints),
+    )
+    return 0 if frames is None or frames >= pages else pages * frame_bytes(spec, kv)
 
 
 def require_memory(
@@ -67,9 +93,10 @@ def require_memory(
     n_pages: int | None = None,
     kv: str = "fp32",
     sides: int = 1,
+    resident: int = 0,
 ) -> None:
     """StateTooLarge unless a StatePool of these figures fits `free_bytes`."""
-    needed = estimate_bytes(spec, n_slots, max_context, n_pages, kv, sides, n_checkpoints)
+    needed = estimate_bytes(spec, n_slots, max_context, n_pages, kv, sides, n_checkpoints, resident)
     if needed > free_bytes:
         raise StateTooLarge(
             f"the state of {n_slots} slots of {max_context} tokens takes {needed / 2**30:.2f} GiB, "
@@ -82,6 +109,7 @@ class StatePool:
 
     After the slots come `n_checkpoints` more that no forward pass may name: states are copied there and back.
     `relieve`   asked when pages are short: frees some of what can be spared, or says that there is nothing
+    resident    tokens of a slot whose keys and values are in device memory, the rest in RAM; 0: all of them
     """
 
     def __init__(
@@ -93,6 +121,7 @@ class StatePool:
         kv: str = "fp32",
         memory: StateMemory | None = None,
         n_checkpoints: int = 0,
+        resident: int = 0,
     ) -> None:
         if n_slots < 1 or max_context < 1 or (n_pages is not None and n_pages < 1):
             raise ValueError(f"a state of {n_slots} slots of {max_context} tokens in {n_pages} pages is empty")
@@ -106,7 +135,8 @@ class StatePool:
         self._epochs = [0] * (n_slots + n_checkpoints)
         self._memory = memory or HostMemory()
         most = pages_of(n_slots, max_context, n_checkpoints) if n_pages is None else n_pages
-        self.pages = PagePool(spec, n_slots, per_slot, most, kv, self._memory, n_checkpoints)
+        frames = frames_of(n_slots, max_context, n_checkpoints, resident)
+        self.pages = PagePool(spec, n_slots, per_slot, most, kv, self._memory, n_checkpoints, frames)
         self.recurrent = Recurrent(spec, n_slots, self._memory, n_checkpoints)
         self._lengths = [0] * (n_slots + n_checkpoints)
 
@@ -220,12 +250,12 @@ class StatePool:
         n = self._lengths[slot]
         table = self.pages.tables[slot, : pages_for(n)]
         parts = [n.to_bytes(8, "little"), self.recurrent.read(slot).tobytes()]
-        for layer in self.pages.layers:
-            for array in (layer.k, layer.v, layer.raw, layer.block):
-                valid = n * array.shape[1] // PAGE
+        for i, layer in enumerate(self.pages.layers):
+            for name in ("k", "v", "raw", "block"):
+                valid = n * getattr(layer, name).shape[1] // PAGE
                 if valid:
-                    pages = np.concatenate([self._memory.read(array[page]) for page in table.tolist()])
-                    parts.append(pages[:valid].tobytes())
+                    each = (self.pages.part(i, name, page)[0] for page in table.tolist())
+                    parts.append(np.concatenate([self._memory.read(array) for array in each])[:valid].tobytes())
         return b"".join(parts)
 
     def digest(self, slot: int) -> str:

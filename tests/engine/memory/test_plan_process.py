@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from strata.engine.device.arena import MIB
-from strata.protocol.lines import Err, decode_output
 
 ENGINE = Path(sys.executable).with_name("strata-engine")
 COMMON = "--device cuda --max-context 32768 --kv int8 --serve --short-read 0"
@@ -119,17 +118,3 @@ def test_a_plan_that_is_refused_ends_with_code_2_and_one_line(full_pack, argv, r
     done = run("--pack", full_pack, "--device", "cuda", "--ram-limit-mib", 32_768, *argv)
     assert done.returncode == 2 and done.stdout == ""
     assert len(done.stderr.splitlines()) == 1 and reason in done.stderr
-
-
-def test_an_option_for_plans_alone_is_still_refused_when_serving(full_pack):
-    done = subprocess.run(
-        [str(ENGINE), "--serve", "--pack", str(full_pack), "--kv-resident", "30000"],
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=60,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 2
-    error = decode_output(done.stdout.splitlines()[-1].encode())
-    assert isinstance(error, Err) and "only --plan takes it" in error.text

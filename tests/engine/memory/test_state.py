@@ -27,6 +27,22 @@ def test_a_slot_and_a_checkpoint_take_what_the_state_pool_takes(packs, kv, conte
     assert costs.streamed == 0
 
 
+@pytest.mark.parametrize("kv", ["fp32", "int8", "k8v4"])
+def test_streamed_keys_and_values_take_what_the_state_pool_takes(packs, kv):
+    spec, context, resident = open_pack(packs["tiny-q8_0"]).spec, 4096, 1000
+    costs = slot_costs(spec, kv, context, resident, 2)
+    taken = costs.slot * 3 + costs.checkpoint * 2 + costs.staged
+    assert taken == estimate_bytes(spec, 3, context, None, kv, 2, 2, resident)
+    meter = Meter(2)
+    StatePool(spec, 3, context, kv=kv, memory=meter, n_checkpoints=2, resident=resident)
+    assert 0 <= meter.state - taken < MIB
+    assert meter.far_state == costs.streamed * 3 + costs.kept * 2
+    plan = plan_slots(costs, 60 * MIB, 60 * MIB, 4, 6)
+    own = plan_state(spec, context, 60 * MIB, 4, CacheRules(6, 0, 0), kv, 2, resident)
+    assert plan is not None and (plan.n_slots, plan.n_checkpoints) == (own.n_slots, own.n_checkpoints)
+    assert plan.slot_bytes + plan.checkpoint_bytes == own.n_bytes
+
+
 @pytest.mark.parametrize("free", [10, 30, 60, 100, 200, 1000])
 def test_slots_and_checkpoints_are_those_of_the_state_s_own_plan(packs, free):
     spec = open_pack(packs["tiny-q8_0"]).spec
