@@ -144,7 +144,6 @@ class CudaDevice:
     def far(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
         """Page-locked RAM that the card reads over PCIe."""
         host = self.driver.pinned(max(prod(shape), 1) * np.dtype(dtype).itemsize)
-        host[:] = 0
         return self.driver.mapped(host).view(dtype)[: prod(shape)].reshape(shape)
 
     def fill(self, array: Array, value: float) -> None:

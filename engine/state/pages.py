@@ -326,5 +326,6 @@ class PagePool:
             raise AccountsError(f"pages {wrong} have other references than tables that name them")
         if sorted(self._free) != [p for p in range(self.n_pages) if not counted[p]]:
             raise AccountsError(f"{len(self._free)} pages are listed free, {counted.count(0)} of {self.n_pages} are")
-        if self._frames is not None and (wrong := self._frames.faults(counted)):
-            raise AccountsError(wrong)
+        fault = None if self._frames is None else self._frames.faults(counted)
+        if fault is not None:
+            raise AccountsError(fault)
