@@ -59,7 +59,7 @@ class StateMemory(Protocol):
         """An array of state, for good."""
 
     def far(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
-        """The same in RAM that kernels read and write, with undefined contents; also for `copy`, `download`, `upload`."""
+        """The same in RAM that kernels read and write, undefined at first; also for `copy`, `download`, `upload`."""
 
     def fill(self, array: Array, value: float) -> None:
         """Set all elements of a C-contiguous array of state."""
