@@ -16,7 +16,7 @@ from strata.engine.model import resident
 from strata.engine.options import Options, Refused
 from strata.engine.pack import Pack, open_pack
 from strata.engine.schedule.live import Path
-from strata.engine.schedule.ports import SOLO, Rules
+from strata.engine.schedule.ports import SOLO, Row, Rules
 from strata.engine.schedule.solo import Request
 from strata.engine.state.checkpoints import CacheRules
 from strata.engine.state.conversations import Conversations
@@ -137,6 +137,30 @@ def found(request, any_card, pack, few_frames) -> list[dict[str, tuple]]:
 @pytest.mark.parametrize("scene", ["conversation", "slots", "parked"])
 def test_texts_and_states_are_those_with_all_keys_and_values_on_the_card(found, scene):
     assert found[1][scene] == found[0][scene]
+
+
+@pytest.mark.soak  # the emulated card takes a minute for it
+def test_windows_with_drafts_and_rounds_beside_pages_in_ram_say_the_same(any_card, trunk, draft, few_frames):
+    """Rounds feed themselves and are started ahead, across the edge of a page that makes another one leave."""
+    found = []
+    for kv_resident in (0, PAGE):
+        options = msgspec.structs.replace(OPTIONS, kv_resident=kv_resident, spec=3, mtp="", batch=0, eos_ids=())
+        runner = CudaRunner(trunk, options, draft, any_card())
+        runner.warm()
+        prompt, how = ids(3 * PAGE - 9, 11), Sampling()
+        logits = None
+        for begin in range(0, len(prompt), CHUNK):
+            logits = runner.feed(SOLO, begin, prompt[begin : begin + CHUNK], begin + CHUNK >= len(prompt))
+        tokens = [*prompt.tolist(), runner.sample(logits, prompt, how, len(prompt))]
+        row = Row(SOLO, np.array(tokens, np.int32), how, 0)
+        tokens += runner.verify([row._replace(drafts=(5, 6))])[0]
+        while len(tokens) < len(prompt) + 16:
+            tokens += runner.round(Row(SOLO, np.array(tokens, np.int32), how, 0), 2).tokens
+        while runner.state.length(SOLO) < len(prompt) + 20:
+            tokens += runner.verify([Row(SOLO, np.array(tokens, np.int32), how, 0)])[0]
+        found.append((tokens[: len(prompt) + 20], runner.state.length(SOLO), runner.state.digest(SOLO)))
+        assert (runner.state.pages.n_far > 0) == bool(kv_resident)
+    assert found[0] == found[1]
 
 
 def test_what_is_resident_is_said_and_what_a_context_does_not_reach_is_not(emulated_card, pack):
