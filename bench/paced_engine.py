@@ -127,7 +127,7 @@ class PacedRunner:
     def sample(self, logits: object, recent: I32, how: Sampling, position: int) -> int:
         return self._ids[stamp_at(self._now())]
 
-    def window(self, rows: Sequence[Row], again: bool, rounds: bool = False) -> list[int]:
+    def window(self, rows: Sequence[Row], again: bool, rounds: int = 0) -> list[int]:
         self._over = self._ahead or self._behind(self._over, self._pace.window)
         self._ahead = self._behind(self._over, self._pace.window) if again else 0.0
         self._sleep_until(self._over)

@@ -39,30 +39,30 @@ class CardRounds:
         rows = Rows.of([(row.slot, row.position, row.fed)])
         self._model.check(rows, self._state)
         fed, slot, book = len(row.drafts), row.slot, self._drafter.book
-        leaves = fed if fed and (not after or after == fed) else self._rounds.most
+        leaves = self._rounds.leaves(fed, after or max(1, fed))
         held = book.state.length(slot) if book.fits(slot, 1 + fed) else 0
         if held + fed + leaves > book.most:
             return None
         self._state.reserve(slot, 1 + fed)
         return self._windows.round(rows, draw, leaves)
 
-    def behind_window(self, slot: int, position: int, draw: Draw) -> Ticket | None:
+    def behind_window(self, slot: int, position: int, draw: Draw, after: int) -> Ticket | None:
         """A round without drafts behind a window of the slot that is under way and has been counted; `position`: of the
-        token that it samples. None: there is no room."""
-        most = self._rounds.most
-        if not self._has_room(slot, 1, 0, most):
+        token that it samples. after: drafts that are wanted behind it. None: there is no room."""
+        leaves = self._rounds.leaves(0, after)
+        if not self._has_room(slot, 1, 0, leaves):
             return None
-        return self._windows.first_round(slot, position, draw, most)
+        return self._windows.first_round(slot, position, draw, leaves)
 
     def behind_round(self, ticket: Ticket, row: Row, after: int) -> Ticket | None:
         """What comes behind a round of the row that is under way: one of `after` drafts, if it leaves so many, or a
         window without (0). None: there is no room."""
-        rows, most = ticket.layout.rows, self._rounds.most
+        rows = ticket.layout.rows
         position = row.position + rows
         if not after:
             return self._windows.behind_round(row.slot, position) if self._has_pages(row.slot, rows + 1) else None
         fed = min(after, ticket.layout.leaves)
-        leaves = fed if fed == after else most
+        leaves = self._rounds.leaves(fed, after)
         if not self._has_room(row.slot, rows + 1 + fed, rows + fed, leaves):
             return None
         return self._windows.next_round(ticket, position, fed, leaves)

@@ -342,7 +342,7 @@ class CudaRunner:
 
     # -------------------------------------------------------------------------------------------------------- windows
 
-    def window(self, rows: Sequence[Row], again: bool, rounds: bool = False) -> list[int]:
+    def window(self, rows: Sequence[Row], again: bool, rounds: int = 0) -> list[int]:
         batch = self._batch
         if batch is None or not batch.goes_on_with(rows):
             self._forget()
@@ -377,10 +377,11 @@ class CudaRunner:
             self.state.advance(slot, n)
         return ticket
 
-    def _start_ahead(self, ticket: Ticket, batch: _Batch, rounds: bool) -> None:
-        """The window after this one, where the context has room for it; rounds: a round of the one sequence."""
+    def _start_ahead(self, ticket: Ticket, batch: _Batch, rounds: int) -> None:
+        """The window after this one, where the context has room for it; rounds: a round of the one sequence, and drafts
+        of the next one."""
         if rounds and self._rounds is not None:
-            self._ahead = self._rounds.behind_window(batch.slots[0], batch.positions[0], batch.draws[0])
+            self._ahead = self._rounds.behind_window(batch.slots[0], batch.positions[0], batch.draws[0], rounds)
             self.cost.ahead += self._ahead is not None
             return
         if max(batch.positions) >= self.state.max_context:

@@ -98,7 +98,7 @@ class ModelRunner:
     def sample(self, logits: F32, recent: I32, how: Sampling, position: int) -> int:
         return self._kernels.sample(logits, recent, how, position)
 
-    def window(self, rows: Sequence[Row], again: bool, rounds: bool = False) -> list[int]:
+    def window(self, rows: Sequence[Row], again: bool, rounds: int = 0) -> list[int]:
         parts = [(row.slot, row.position, row.tokens[-1:]) for row in rows]
         logits = self._model.forward(Rows.of(parts), self.state, range(len(rows)))
         return [self.sample(logits[i], row.recent, row.how, row.position + 1) for i, row in enumerate(rows)]

@@ -19,8 +19,10 @@ FOLLOW_TIME: Final = 0.2
 """How fast times follow the machine."""
 MEASURED: Final = 3
 """Windows with one draft, and with all, that are timed before anything is chosen."""
-LOOK: Final = 32
+LOOK: Final = 16
 """Windows between two with all drafts, which tell how the deeper ones do now: they go on while all of them are kept."""
+MOST_LOOK: Final = 64
+"""The same behind looks that were for nothing: each time twice as many, up to so many."""
 ASKED: Final = 2
 """Windows that a look takes at most."""
 
@@ -66,6 +68,7 @@ class Reach:
     def __init__(self, times: WindowTimes, before: Reach | None = None) -> None:
         self._times = times
         self._kept: list[float] = [] if before is None else list(before._kept)
+        self._look: int = LOOK if before is None else before._look
         self._since: int = LOOK if before is None else before._since
         self._asked = 0  # windows with all drafts since one was known
 
@@ -77,7 +80,7 @@ class Reach:
             return 1
         if not self._times.known(most):
             return most
-        if self._since >= LOOK:
+        if self._since >= self._look:
             self._asked += 1
             if self._asked <= ASKED:
                 return most
@@ -97,10 +100,12 @@ class Reach:
                 self._kept.append(1.0)
             self._kept[depth] += FOLLOW * ((depth < kept) - self._kept[depth])
         self._since += 1
-        if n >= most or self._since > 2 * LOOK:
+        if n >= most or self._since > 2 * self._look:
             self._asked = 0
         if n >= most and kept < n:
-            self._since = 0
+            self._since, self._look = 0, min(2 * self._look, MOST_LOOK)
+        elif n >= most:
+            self._look = LOOK
 
     def timed(self, n: int, ms: float) -> None:
         """A window with n drafts of the layer, and no others, took so long."""

@@ -9,7 +9,8 @@ token and the chain as rows, one position after the other, on the side of the st
 So a round is one graph that runs again and again, and the host may start one before it knows what the last one kept. It
 counts when the host says so (`StatePool.advance`, `CardDrafter.chained`); until then it leaves no trace.
 
-Shapes   a round has f drafts, `Layout.rows` - 1, and leaves m, `Layout.leaves`; the next one may have up to m
+Shapes   a round has f drafts, `Layout.rows` - 1, and leaves m, `Layout.leaves`: as many as it had, or as there may be
+         at most. The next one may have up to m
 Memory   buffers of a window's rows at fixed addresses
 Cost     a verify window, the draft layer m times, and some launches of a microsecond or two
 """
@@ -64,6 +65,11 @@ class Rounds:
         self._own = device.fixed(4 * 2 * rows).view(np.int32)
         self._ends = device.fixed(4 * max(1, len(ends))).view(np.int32)
         device.upload(self._ends.view(np.uint8), np.array(ends or [_NO_END], np.int32).view(np.uint8))
+
+    def leaves(self, fed: int, after: int) -> int:
+        """Drafts that a round with `fed` of them leaves where `after` are wanted behind it: of few numbers, each of
+        which is a graph."""
+        return after if after == max(1, fed) else self.most
 
     def located(self, slot: int, name: int) -> I32:
         """What `places` must be before the first round of a slot, whose side of the state is called `name`."""

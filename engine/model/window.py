@@ -352,11 +352,12 @@ class Windows:
         self.replay(Ticket(layout, None, None, self._landings[0], self._events[0]), 0, 0, 1)
 
     def round_layouts(self) -> list[Layout]:
-        """Of all rounds: those that leave as many drafts as they had, and those that leave as many as there may be."""
+        """Of all rounds: those that leave as many drafts as they had, or one, and those that leave as many as there may
+        be."""
         if self.rounds is None:
             return []
         most, bounds = self.rounds.most, dict.fromkeys([self._bound(0), None])
-        pairs = dict.fromkeys([*((n, n) for n in range(1, 1 + most)), *((n, most) for n in range(most))])
+        pairs = dict.fromkeys((n, leaves) for n in range(1 + most) for leaves in (max(1, n), most))
         return [Layout(1 + fed, 1, 1 + fed, 0, bound, leaves=leaves) for fed, leaves in pairs for bound in bounds]
 
     def prepare(self, layout: Layout) -> None:

@@ -103,9 +103,11 @@ class Runner(Protocol):
     def sample(self, logits: Any, recent: I32, how: Sampling, position: int) -> int:
         """The token for `position`, from the logits of the last `feed`."""
 
-    def window(self, rows: Sequence[Row], again: bool, rounds: bool = False) -> list[int]:
-        """Feed the newest token of every row and sample the next. again: the same sequences are likely to go on, with
-        `rounds` in a round."""
+    def window(self, rows: Sequence[Row], again: bool, rounds: int = 0) -> list[int]:
+        """Feed the newest token of every row and sample the next. again: the same sequences are likely to go on.
+
+        rounds: the one row goes on in a round, behind which so many drafts are wanted; 0: in a window
+        """
 
     def follows(self, slot: int) -> bool:
         """Whether there is a draft layer that follows a pool slot."""

@@ -68,8 +68,8 @@ class RoundDrafting:
     def _plain(self, row: Row, n_left: int, repeats: bool, begun: float) -> list[int]:
         """A window without drafts. Behind it comes another one, or a round that has none yet."""
         steady, wants = self._window, self._payoff.follows(1, self._window)
-        again = n_left > 1 and not (wants and repeats)
-        rounds = again and wants and n_left >= SHORT
+        again, most = n_left > 1 and not (wants and repeats), self._most(row)
+        rounds = self.reach.want(most) if again and wants and n_left >= SHORT else 0
         said = self._runner.window([row], again, rounds)
         self._window, self._drafts = again and not rounds, 0 if rounds else None
         self._at = self._clock()
@@ -86,7 +86,7 @@ class RoundDrafting:
         return said
 
     def _round(self, row: Row, n_left: int, repeats: bool, begun: float) -> list[int]:
-        most, steady = min(self._runner.rounds(row), self._rules.spec - 1), self._drafts is not None
+        most, steady = self._most(row), self._drafts is not None
         fed = self._drafts
         if fed is None:
             wanted = min(self.reach.want(most), n_left - 1)
@@ -111,6 +111,10 @@ class RoundDrafting:
         if n_left < 1:
             return None
         return min(self.reach.want(most), n_left - 1) if self._payoff.goes_on() else 0
+
+    def _most(self, row: Row) -> int:
+        """Drafts of a round."""
+        return min(self._runner.rounds(row), self._rules.spec - 1)
 
     def _drafted(self, ms: float, tokens: int) -> None:
         if self._payoff.drafted(1, ms, tokens):

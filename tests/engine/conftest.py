@@ -213,7 +213,7 @@ class ScriptedModel:
     def rounds(self, row: Row) -> int:
         return 0
 
-    def window(self, rows: Sequence[Row], again: bool, rounds: bool = False) -> list[int]:
+    def window(self, rows: Sequence[Row], again: bool, rounds: int = 0) -> list[int]:
         assert 0 < len(rows) <= 8 and len({row.slot for row in rows}) == len(rows)
         self.windows.append([row.slot for row in rows])
         ids = []

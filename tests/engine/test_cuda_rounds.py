@@ -98,7 +98,7 @@ def rounds(runner, tokens: list[int], how: Sampling, n: int, after, slot: int = 
         tokens += one.tokens
         said.append((one.drafts, one.tokens))
         if one.ahead is None and wanted == 0:
-            tokens += runner.window([row(tokens, how, slot=slot)], True, rounds=True)
+            tokens += runner.window([row(tokens, how, slot=slot)], True, rounds=2)
     return said
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.engine.draft.reach import LOOK, Reach, WindowTimes
+from strata.engine.draft.reach import LOOK, MOST_LOOK, Reach, WindowTimes
 
 MOST = 3
 
@@ -41,7 +41,7 @@ def test_deep_drafts_that_are_never_kept_are_not_proposed_and_those_that_are_kep
 def test_a_text_that_begins_to_repeat_itself_is_followed_as_deep_as_it_goes():
     reach = Reach(WindowTimes())
     run(reach, [0.9, 0.05, 0.05], 0.2, 300)
-    wanted = run(reach, [1.0, 1.0, 1.0], 0.2, 3 * LOOK)
+    wanted = run(reach, [1.0, 1.0, 1.0], 0.2, MOST_LOOK + 3 * LOOK)
     assert wanted[-LOOK:] == [MOST] * LOOK
 
 

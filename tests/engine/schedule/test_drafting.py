@@ -47,7 +47,7 @@ def drafting_model(scripted):
             self.proposed = 0
             self.bars: set[float] = set()
 
-        def window(self, rows, again, rounds=False):
+        def window(self, rows, again, rounds=0):
             self.clock.ms += FAST
             return super().window(rows, again)
 
@@ -119,10 +119,10 @@ def rounding_model(drafting_model):
             self.clock.ms += self.stall
             return None
 
-        def window(self, rows, again, rounds=False):
+        def window(self, rows, again, rounds=0):
             self.begin(False)
             if again:
-                self.started = (0, self.most) if rounds else (-1, 0)
+                self.started = (0, self.leaves(0, rounds)) if rounds else (-1, 0)
             return super().window(rows, again)
 
         def feed(self, *given):
@@ -135,17 +135,21 @@ def rounding_model(drafting_model):
             self.begin(True)
             return super().verify(rows)
 
+        def leaves(self, fed: int, after: int) -> int:
+            return after if after == max(1, fed) else self.most
+
         def rounds(self, row: Row) -> int:
             return self.most if row.how.penalty_repeat == 1 else 0
 
         def round(self, row: Row, after: int | None) -> Round:
             started = self.begin(True)
-            fed, leaves = started or (len(row.drafts), len(row.drafts) or self.most)
+            n = len(row.drafts)
+            fed, leaves = started or (n, self.leaves(n, after or max(1, n)))
             drafts = tuple(self.propose(row, fed, 0.0)) if started else row.drafts
             assert len(drafts) == fed <= self.most
             if after is not None:
                 following = min(after, leaves)
-                self.started = (following, following if following == after else self.most) if after else (-1, 0)
+                self.started = (following, self.leaves(following, after)) if after else (-1, 0)
             self.clock.ms += FAST + self.row_ms * (1 + fed) + 0.05 * leaves
             self.windows.append([row.slot])
             self.lengths.append(fed)
