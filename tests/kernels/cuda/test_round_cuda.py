@@ -8,8 +8,9 @@ import pytest
 from strata.engine.draft.accept import n_kept
 from strata.kernels import cpu
 from strata.kernels.cuda.gdn_again import LAYERS, Again, gdn_again
+from strata.kernels.cuda.ple import ple, ple_again, ple_rows
 from strata.kernels.cuda.round import round_accept, round_choose, round_next
-from strata.kernels.ops import Gdn
+from strata.kernels.ops import Gdn, Ple
 
 BESIDE = 1 << 16
 END = 3
@@ -116,3 +117,40 @@ def test_no_rows_to_do_over_change_nothing_and_every_layer_has_its_turn(target, 
     with pytest.raises(ValueError, match="layers of one shape"):
         other = [target.put(a) for a in (f(1, 128), f(1, 2), f(1, 2))]
         gdn_again([layers[0], Again(w, *other, *layers[1][4:])], target.put(np.zeros((1, 3), np.int32)))
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_an_n_gram_state_done_over_has_the_bits_of_the_rows_that_stay(target, same_bits, random_weight, n):
+    rng = np.random.default_rng(1)
+    f = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    order, c, h, taps, rows = 3, 2, 64, 3, 4
+    w = target.put(
+        Ple(
+            table=random_weight("Q4_0", 130, 32, scale=0.3),
+            key=random_weight("Q8_0", c * h, 128),
+            value=random_weight("Q8_0", h, 128),
+            norm_key=f(c, h),
+            norm_query=f(c, h),
+            norm_conv=f(c, h),
+            conv=f(c * h, taps),
+            multipliers=np.array([3, 5, 7], np.uint64),
+            sizes=np.array([30, 40, 25, 35], np.uint64),
+            offsets=np.array([0, 30, 70, 95], np.uint64),
+            eos=7,
+        )
+    )
+    tokens, x = target.put(rng.integers(0, 50, rows).astype(np.int32)), f(rows, c, h)
+    history, conv = rng.integers(0, 50, (2, order - 1)).astype(np.int32), f(2, (taps - 1) * order, c * h)
+
+    def read(end: int, kept, inputs=None) -> None:
+        segment, space = target.put(np.array([[1 | BESIDE, 0, end]], np.int32)), target.workspace()
+        table_rows = ple_rows(space, w, tokens[:end], segment, kept[0])
+        ple(space, w, target.put(x[:end]), table_rows, segment, kept[1], 1e-6, 1000, inputs)
+
+    whole, wanted = ([target.put(each.copy()) for each in (history, conv)] for _ in range(2))
+    inputs = target.put(np.full((rows, c * h), np.nan, np.float32))
+    read(rows, whole, inputs)
+    read(n or rows, wanted)
+    ple_again(w, tokens, inputs, target.put(np.array([[1 | BESIDE, 0, n]], np.int32)), *whole)
+    for got, want in zip(whole, wanted, strict=True):
+        same_bits(target.host(got), target.host(want))
