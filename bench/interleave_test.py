@@ -211,13 +211,12 @@ class InterleaveTest:
         engine, new = self.engine, self.args.max_new
         company = engine.admit(1, self.prompt(SHORT), new // 4, self.keys)
         engine.until_admitted(company)
-        stays = engine.admit(0, self.prompt(SHORT), new, self.keys)
+        stays = engine.admit(0, self.prompt(SHORT), self.args.stream, self.keys)  # still under way when it is stopped
         engine.finish(company)
         engine.slot_stop(0)
         engine.finish(stays)
-        left = new - len(stays.tokens)
         self.findings.that("returns: the slot was stopped", stays.finish == "cancel", f"after {len(stays.tokens)}")
-        rest = engine.alone((*stays.ids, *stays.tokens), max(1, left), self.keys)
+        rest = engine.alone((*stays.ids, *stays.tokens), new, self.keys)
         self.findings.near("returns: nothing is read again", rest.reused, len(stays.held))
         follow = engine.alone((*rest.ids, *rest.tokens, *self.prompt(3)), new, self.keys)
         self.findings.near("returns: the solo path holds the rest", follow.reused, len(rest.held))
