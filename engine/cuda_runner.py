@@ -238,7 +238,12 @@ class CudaRunner:
             return None
         rules = AdaptRules(options.adapt_every, options.adapt_swaps, options.adapt_decay, options.adapt_min_gain)
         loan = self._resident.loan
-        return Tier(self._device.driver, store, rules, keeping, loan.lending if isinstance(loan, SlotLoan) else None)
+        lending = loan.lending if isinstance(loan, SlotLoan) else None
+        try:
+            return Tier(self._device.driver, store, rules, keeping, lending)
+        except BaseException:
+            self._device.close()  # else threads go on that compute experts
+            raise
 
     @property
     def where(self) -> str:

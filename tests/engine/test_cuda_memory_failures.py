@@ -112,7 +112,7 @@ def outcome(card, pack, options: Options, first: int, last: int, tokens: list[in
         text = str(error)
         assert text.startswith("--device cuda: ") and "\n" not in text, text
         assert "locked RAM" in text or "; " in text, f"no remedy: {text}"
-        assert threading.active_count() == before, "threads that load weights or compute experts go on"
+        assert threading.active_count() <= before, "threads that load weights or compute experts go on"
         return text
     assert answer(runner) == tokens
     return ""
