@@ -88,23 +88,33 @@ class CudaKernels:
         """`ops.Kernels.dequantize`."""
         return products.dequantize(self.workspace, w, rows)
 
-    def linear(self, weights: Sequence[Weight], x: DeviceArray) -> list[DeviceArray]:
-        """`ops.Kernels.linear`."""
-        return products.linear(self.workspace, weights, x)
+    def linear(
+        self, weights: Sequence[Weight], x: DeviceArray, out: Sequence[DeviceArray] | None = None
+    ) -> list[DeviceArray]:
+        """`ops.Kernels.linear`; into `out`, if given."""
+        return products.linear(self.workspace, weights, x, out=out)
 
     def rms_norm(self, x: DeviceArray, w: DeviceArray, eps: float) -> DeviceArray:
         """`ops.Kernels.rms_norm`."""
         return norms_.rms_norm(self.workspace, x, w, eps)
 
-    def hyper_mix(self, x: DeviceArray, hc: Hyper, eps: float) -> tuple[DeviceArray, DeviceArray | None]:
-        """`ops.Kernels.hyper_mix`."""
-        return hypers.hyper_mix(self.workspace, x, hc, eps, self._rows_at_once, words=self._mix_words)
+    def hyper_mix(
+        self, x: DeviceArray, hc: Hyper, eps: float, out: DeviceArray | None = None
+    ) -> tuple[DeviceArray, DeviceArray | None]:
+        """`ops.Kernels.hyper_mix`. out (n, C): where beta goes."""
+        return hypers.hyper_mix(self.workspace, x, hc, eps, self._rows_at_once, None, self._mix_words, out)
 
     def hyper_add_mix(
-        self, x: DeviceArray, beta: DeviceArray, y: DeviceArray, hc: Hyper, eps: float
+        self,
+        x: DeviceArray,
+        beta: DeviceArray,
+        y: DeviceArray,
+        hc: Hyper,
+        eps: float,
+        out: DeviceArray | None = None,
     ) -> tuple[DeviceArray, DeviceArray | None]:
-        """`hyper_add`, then `hyper_mix`, in one pass over the streams less."""
-        return hypers.hyper_mix(self.workspace, x, hc, eps, self._rows_at_once, (beta, y), self._mix_words)
+        """`hyper_add`, then `hyper_mix`, in one pass over the streams less. out (n, C): where the new beta goes."""
+        return hypers.hyper_mix(self.workspace, x, hc, eps, self._rows_at_once, (beta, y), self._mix_words, out)
 
     def hyper_add(self, x: DeviceArray, beta: DeviceArray, y: DeviceArray) -> None:
         """`ops.Kernels.hyper_add`."""
@@ -258,8 +268,8 @@ class CudaKernels:
             return w.bank
         return Bank(w.type, w.rows, w.cols, _copied(stack_addresses(w), w.data))
 
-    def moe(self, w: Moe, x: DeviceArray, used: int) -> DeviceArray:
-        """`ops.Kernels.moe`. The scores and picks of the rows stay in the workspace beside the result."""
+    def moe(self, w: Moe, x: DeviceArray, used: int, out: DeviceArray | None = None) -> DeviceArray:
+        """`ops.Kernels.moe`; into `out`, if given. The scores and picks of the rows stay in the workspace."""
         self.bind_experts(w)
         _, (gate, up, down), shared = self._banks[id(w)]
         ws = self.workspace
@@ -269,8 +279,8 @@ class CudaKernels:
             logits, shared_logits = products.linear(ws, [w.router, w.shared_router], x)
             picked, weights = routes.route(ws, logits, used)
         if shared is not None and len(x) <= WINDOW_ROWS:
-            return mixture(ws, gate, up, down, x, picked, weights, shared=(shared, shared_logits.reshape(-1)))
-        out = mixture(ws, gate, up, down, x, picked, weights)
+            return mixture(ws, gate, up, down, x, picked, weights, None, (shared, shared_logits.reshape(-1)), out=out)
+        out = mixture(ws, gate, up, down, x, picked, weights, out=out)
         with ws.scratch():
             hidden, other = products.linear(ws, [w.shared_gate, w.shared_up], x)
             gate_times_up(hidden, other)

@@ -47,8 +47,9 @@ def hyper_mix(
     rows_at_once: int,
     added: Added | None = None,
     words: DeviceArray | None = None,
+    out: DeviceArray | None = None,
 ) -> tuple[DeviceArray, DeviceArray | None]:
-    """x (n, C, H) -> the block's input u (n, H), and beta (n, C) when the module injects.
+    """x (n, C, H) -> the block's input u (n, H), and beta (n, C) when the module injects: a new array, or `out`.
 
     With `added`, x[c] = fma(beta[c], y, x[c]) comes first, in place. `words`: float32 (MOST_WORDS,) for
     nothing but mixes of this stream of launches; the kernels of a window then work beside each other.
@@ -59,8 +60,10 @@ def hyper_mix(
         raise ValueError(f"H must be a multiple of {_WIDTH_OF_LOAD} up to {MAX_WIDTH}, got {width}")
     if added is not None:
         check(x=(x, "n C H", F32), beta=(added[0], "n C", F32), y=(added[1], "n H", F32))
+    if out is not None:
+        check(out=(out, f"{n} {streams}", F32))
     u = workspace.array((n, width))
-    beta = None if hc.inject is None else workspace.array((n, streams))
+    beta = None if hc.inject is None else workspace.array((n, streams)) if out is None else out
     whole = 0 < n <= rows_at_once and hyper_window.takes(hc, n, streams, width)
     left = forms.leave(workspace, u) if whole else forms.NOTHING
     if 0 < n <= rows_at_once and _quantises(hc, n, width):

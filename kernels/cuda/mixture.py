@@ -143,9 +143,11 @@ def mixture(
     given: DeviceArray | None = None,
     shared: tuple[Shared, DeviceArray] | None = None,
     tuning: Tuning = UNTUNED,
+    out: DeviceArray | None = None,
 ) -> DeviceArray:
-    """The weighted sum of the picked experts' outputs. given (n * used, H): outputs of the pairs whose expert is not
-    there, null when all are. ids outside 0 .. experts - 1 are taken from `given` too; a window allows only -1.
+    """The weighted sum of the picked experts' outputs, a new array or `out` (n, H). given (n * used, H): outputs of the
+    pairs whose expert is not there, null when all are. ids outside 0 .. experts - 1 are taken from `given` too; a
+    window allows only -1.
 
     shared: of a window, the shared expert and the logits (n,) of its gate: fma(sigmoid(logit), shared expert's output,
     sum). Its products work beside those of the others, or in the same launches; x must be older than the kernel
@@ -163,7 +165,9 @@ def mixture(
         check(given=(given, f"{n * used} {width}", np.float32))
     require(n <= WINDOW_ROWS or given is None, "given is for windows: the experts of a prompt are all computed here")
     require(n <= WINDOW_ROWS or shared is None, "shared is for windows")
-    out = workspace.array((n, width))
+    if out is None:
+        out = workspace.array((n, width))
+    check(out=(out, f"{n} {width}", np.float32))
     if n:
         with workspace.scratch():
             part = _Part(workspace, x, ids, weights, out, used, tuning, shared)
