@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strata.kernels.formats import Weight
-from strata.kernels.ops import AttentionPages, Gdn, Hyper, Kernels, Norms, Rope
+from strata.kernels.ops import AttentionPages, Gdn, Hyper, Kernels, Moe, Norms, Rope
 
 Array = Any
 """An array on the device: NumPy on the host, CuPy on a card."""
@@ -115,11 +115,20 @@ class Device(StateMemory, Protocol):
     def expect(self, bound: int | None) -> None:
         """The positions of the next pass are below the bound; None: they may be anything."""
 
+    @property
+    def mixer_rows(self) -> int:
+        """Rows of a pass that a mixer of tokens takes at once, a multiple of 64; 0: all of them."""
+
     def begin(self) -> None:
         """A forward pass begins: what the one before made is no longer valid."""
 
-    def turn(self) -> None:
-        """A block of a layer begins: what the block before the last one made is no longer valid."""
+    def turn(self, rows: int = 0) -> None:
+        """A block of a layer begins: what the block before the last one made is no longer valid, and of more rows than
+        those of windows nor what the last one made, but for what lies where `kept` says."""
+
+    def kept(self, x: Array) -> tuple[Array, Array] | None:
+        """Where a block of a layer leaves its beta (n, C) and output (n, H) until the next one has added them to the
+        residual x (n, C, H); None: wherever it makes them."""
 
     def rest(self) -> None:
         """The layers are over: what comes is valid for the rest of the pass."""
@@ -133,8 +142,17 @@ class Device(StateMemory, Protocol):
     def embed(self, table: Weight, tokens: Array, streams: int) -> Array:
         """Token ids (n,) -> residual (n, streams, H), all streams alike."""
 
-    def mix(self, x: Array, hc: Hyper, eps: float, added: tuple[Array, Array] | None) -> tuple[Array, Array | None]:
-        """`Kernels.hyper_add` of the (beta, y) that the block before left, when there is one; then `hyper_mix`."""
+    def mix(
+        self, x: Array, hc: Hyper, eps: float, added: tuple[Array, Array] | None, out: Array | None = None
+    ) -> tuple[Array, Array | None]:
+        """`Kernels.hyper_add` of the (beta, y) that the block before left, when there is one; then `hyper_mix`. out:
+        where beta goes, as of `kept`."""
+
+    def leave(self, w: tuple[Weight], x: Array, out: Array | None = None) -> Array:
+        """`Kernels.linear` with one matrix, the last one of a block. out: as of `kept`."""
+
+    def moe(self, w: Moe, x: Array, used: int, out: Array | None = None) -> Array:
+        """`Kernels.moe`. out: as of `kept`."""
 
     def delta_net(
         self,

@@ -8,8 +8,9 @@
 
 Memory   every byte comes from an arena that was opened by name and counted; after `seal` nothing else is allocated
 Stream   one, not the default stream; work happens in the order of the calls
-Blocks   the workspace has three parts: what lives for a whole pass, and two that consecutive blocks of a layer take in
-         turn, so that a block's output is still there when the next one adds it to the residual
+Blocks   the workspace has two parts: what lives for a whole pass, and what blocks of a layer work in, one after the
+         other in the same bytes. What a block leaves for the next one to add to the residual is kept in the first part.
+         Blocks of windows overlap: they take halves of the second part in turn, and leave it there
 Units    bytes, MiB where the name says so
 Errors   DeviceError: no CuPy, driver or card; memory that is not there, with the flag that helps
 """
@@ -31,11 +32,12 @@ from strata.engine.device.loading import Copy, Loading, flat
 from strata.engine.log import log
 from strata.kernels.cuda.backend import CudaKernels
 from strata.kernels.cuda.compile import DeviceError
+from strata.kernels.cuda.plans import WINDOW_ROWS
 from strata.kernels.cuda.product import linear
 from strata.kernels.cuda.repack import card_form
 from strata.kernels.cuda.workspace import OutOfWorkspace, Workspace
 from strata.kernels.formats import Weight
-from strata.kernels.ops import AttentionPages, Gdn, Hyper, Norms, Rope
+from strata.kernels.ops import AttentionPages, Gdn, Hyper, Moe, Norms, Rope
 
 STAGING: Final = 8
 """Small copies that may be under way at once."""
@@ -115,8 +117,10 @@ class CudaDevice:
         self._loading: Loading | None = None
         self._counters = Workspace(self._take(_COUNTERS, "counters of the kernels"))
         self.kernels = CudaKernels(self._counters)
+        self.mixer_rows = 0
         self._spaces: list[Workspace] = []
-        self._turn = 0
+        self._kept: tuple[Array, Array] | None = None
+        self._turn = self._side = 0
         self._tape: Workspace | None = None
         self.workspace_bytes = 0
         self.table_in_ram = False
@@ -256,8 +260,8 @@ class CudaDevice:
         """Take a workspace of just what `runs`, forward passes of the largest shapes, need; False: there is no room.
 
         They happen here in what memory there is but `reserve`, at most MOST_WORKSPACE, on contents that mean nothing:
-        the parts of blocks that take turns lie in the same bytes. Arrays of passes before become invalid. share: of
-        these bytes, for what lives for a whole pass.
+        what takes turns lies in the same bytes. Arrays of passes before become invalid. share: of these bytes, for what
+        lives for a whole pass.
         """
         self.use([])
         self.account.give(self.workspace_bytes)
@@ -302,21 +306,30 @@ class CudaDevice:
     def _peaks(self, memory: Array, runs: Callable[[], None], share: float) -> list[int] | None:
         """What `runs` need of each part; None: more than there is."""
         edge = int(memory.size * share) // ALIGNMENT * ALIGNMENT
-        self.use([memory[:edge], memory[edge:], memory[edge:]])
+        self._enter(memory[:edge], *[memory[edge:]] * 3)
         try:
             runs()
             fits = True
         except OutOfWorkspace:
             fits = False
         self.driver.synchronize()
-        peaks = [space.peak for space in self._spaces]
+        whole, work, *halves = (space.peak for space in self._spaces)
         self.use([])
-        return peaks if fits else None
+        return [whole, max(work, 2 * max(halves))] if fits else None
 
     def use(self, parts: list[Array]) -> None:
-        """Passes from now on lie in these parts: the whole pass's, and two that blocks take in turn. Arrays of passes
-        before become invalid."""
+        """Passes from now on lie in these parts: the whole pass's and that of blocks. Arrays of passes before become
+        invalid."""
+        if not parts:
+            self._enter()
+            return
+        whole, work = parts
+        half = int(work.size) // (2 * ALIGNMENT) * ALIGNMENT
+        self._enter(whole, work, work[:half], work[half:])
+
+    def _enter(self, *parts: Array) -> None:
         self._spaces = [Workspace(part) for part in parts]
+        self._kept = None
         self.kernels.workspace = self._spaces[0] if parts else self._counters
 
     def expect(self, bound: int | None) -> None:
@@ -324,6 +337,7 @@ class CudaDevice:
 
     def begin(self) -> None:
         self._spaces[0].release(0)
+        self._kept = None
         self.kernels.workspace = self._spaces[0]
 
     @property
@@ -336,11 +350,31 @@ class CudaDevice:
         self._spaces[0].resume(taken)
         self.kernels.workspace = self._spaces[0]
 
-    def turn(self) -> None:
-        self._turn = 1 + self._turn % 2
-        space = self._spaces[self._turn]
+    # Of more rows than those of windows no kernel is early (kernels/cuda/src/intrinsics.cuh): each writes when all
+    # before it have ended, so a block may write where the one before it still works when its first kernel is launched.
+    # What that kernel reads before its predecessor has ended are the residual and the beta before: neither lies in the
+    # part of blocks, and a block's beta never lies where that of the block before it does. Copies to the ring go to
+    # memory of its own. Kernels of windows may be early: what they write must not be what a block before still reads.
+
+    def turn(self, rows: int = 0) -> None:
+        if rows > WINDOW_ROWS:
+            space = self._spaces[1]
+        else:
+            self._turn = 1 - self._turn
+            space = self._spaces[2 + self._turn]
         space.release(0)
         self.kernels.workspace = space
+
+    def kept(self, x: Array) -> tuple[Array, Array] | None:
+        n, streams, width = x.shape
+        if n <= WINDOW_ROWS:
+            return None
+        if self._kept is None or len(self._kept[1]) < n:
+            whole = self._spaces[0]
+            self._kept = whole.array((2, n, streams)), whole.array((n, width))
+        self._side = 1 - self._side
+        betas, y = self._kept
+        return betas[self._side, :n], y[:n]
 
     def rest(self) -> None:
         self.kernels.workspace = self._spaces[0]
@@ -373,10 +407,18 @@ class CudaDevice:
     def embed(self, table: Weight, tokens: Array, streams: int) -> Array:
         return self.kernels.embed(table, tokens, streams)
 
-    def mix(self, x: Array, hc: Hyper, eps: float, added: tuple[Array, Array] | None) -> tuple[Array, Array | None]:
+    def mix(
+        self, x: Array, hc: Hyper, eps: float, added: tuple[Array, Array] | None, out: Array | None = None
+    ) -> tuple[Array, Array | None]:
         if added is None:
-            return self.kernels.hyper_mix(x, hc, eps)
-        return self.kernels.hyper_add_mix(x, *added, hc, eps)
+            return self.kernels.hyper_mix(x, hc, eps, out)
+        return self.kernels.hyper_add_mix(x, *added, hc, eps, out)
+
+    def leave(self, w: tuple[Weight], x: Array, out: Array | None = None) -> Array:
+        return self.kernels.linear(w, x, None if out is None else [out])[0]
+
+    def moe(self, w: Moe, x: Array, used: int, out: Array | None = None) -> Array:
+        return self.kernels.moe(w, x, used, out)
 
     def delta_net(
         self,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from strata.engine.device.base import Array, Bytes, Memory
 from strata.kernels.formats import Weight
-from strata.kernels.ops import AttentionPages, Gdn, Hyper, Kernels, Norms, Rope
+from strata.kernels.ops import AttentionPages, Gdn, Hyper, Kernels, Moe, Norms, Rope
 
 BACKENDS: Final = ("cpu", "reference")
 MEMINFO: Final = Path("/proc/meminfo")
@@ -74,6 +74,8 @@ class HostDevice(HostMemory):
     Weights stay views of the mapped file; what operations make are new arrays.
     """
 
+    mixer_rows = 0
+
     def __init__(self, kernels: Literal["cpu", "reference"] = "cpu", threads: int = 1) -> None:
         if kernels not in BACKENDS:
             raise ValueError(f"kernels must be one of {', '.join(BACKENDS)}, got {kernels!r}")
@@ -114,7 +116,10 @@ class HostDevice(HostMemory):
     def begin(self) -> None:
         """Nothing to do, as for `turn` and `rest`: arrays live as long as somebody holds them."""
 
-    def turn(self) -> None: ...
+    def turn(self, rows: int = 0) -> None: ...
+
+    def kept(self, x: Array) -> tuple[Array, Array] | None:
+        return None
 
     def rest(self) -> None: ...
 
@@ -127,10 +132,18 @@ class HostDevice(HostMemory):
         e = self.kernels.dequantize(table, tokens.astype(np.int64))
         return np.repeat(e[:, None, :], streams, axis=1)
 
-    def mix(self, x: Array, hc: Hyper, eps: float, added: tuple[Array, Array] | None) -> tuple[Array, Array | None]:
+    def mix(
+        self, x: Array, hc: Hyper, eps: float, added: tuple[Array, Array] | None, out: Array | None = None
+    ) -> tuple[Array, Array | None]:
         if added is not None:
             self.kernels.hyper_add(x, *added)
         return self.kernels.hyper_mix(x, hc, eps)
+
+    def leave(self, w: tuple[Weight], x: Array, out: Array | None = None) -> Array:
+        return self.kernels.linear(w, x)[0]
+
+    def moe(self, w: Moe, x: Array, used: int, out: Array | None = None) -> Array:
+        return self.kernels.moe(w, x, used)
 
     def delta_net(
         self,

@@ -38,6 +38,9 @@ CHUNKS: Final = (8192, 6144, 4096, 2048, 1024, 512, 256, 128, 64, 32)
 """Prompt chunks that are tried below the planned one."""
 
 
+FEW_PART: Final = 100
+"""Fewer experts in VRAM than this part of all, by number and not by use, are none where prompts have the head's memory:
+a window finds hardly one of them there, and what they take makes chunks longer."""
 ARENA: Final = ExpertSource()
 
 
@@ -48,7 +51,8 @@ class Asked:
     0 = as many as there is room for · pcie: of those that windows miss, the share that the card reads, None = measured
     · threads: of the processor, which computes the others · spare: free places of a layer in RAM, for swaps that hold
     no window up · source: where those come from that VRAM lacks · borrow: whether prompts may borrow slots · own:
-    whether they may have buffers of what is spare instead · pct: of the slots that auto may lend."""
+    whether they may have buffers of what is spare instead · pct: of the slots that auto may lend · alias: whether
+    prompts may have the output head's memory."""
 
     cache: int = 0
     order: tuple[Pair, ...] | None = None
@@ -63,13 +67,15 @@ class Asked:
     borrow: bool = False
     own: bool = True
     pct: int = LEND_PCT_PINNED
+    alias: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
     """sizes: of each layer's experts · experts: of a layer · price: bytes of a chunk's workspace · most: tokens of a
     chunk at most · floats: whether experts have float weights, which only a card computes beside one · stream_min:
-    rows from which a chunk streams · beside: what a draft layer takes beside one."""
+    rows from which a chunk streams · beside: what a draft layer takes beside one · mixer_rows: as of the price ·
+    undivided: the price of chunks whose mixers take all rows at once."""
 
     sizes: tuple[ExpertSize, ...]
     experts: int
@@ -78,16 +84,23 @@ class Model:
     floats: bool = False
     stream_min: int = STREAM_MIN
     beside: Callable[[int], int] = lambda rows: 0
+    mixer_rows: int = 0
+    undivided: Callable[[int], int] | None = None
 
     @property
     def largest(self) -> int:
         return max(size.n_bytes for size in self.sizes)
 
+    def own(self, chunk: int) -> int:
+        """Bytes of a chunk's buffers of their own, with what a draft layer takes beside it."""
+        return self.price(chunk) + self.beside(chunk)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TierPlan:
     """staged_bytes: memory that windows bring experts to · chunks: to try, longest first · reserve: what stays free ·
-    said: lines for the log · borrow: what prompts borrow, None where they have buffers of their own."""
+    said: lines for the log · mixer_rows: as of `Device` · borrow: what prompts borrow, None where they have buffers of
+    their own."""
 
     placement: Placement
     ring_bytes: int
@@ -95,6 +108,7 @@ class TierPlan:
     chunks: tuple[int, ...]
     reserve: int
     said: tuple[str, ...]
+    mixer_rows: int = 0
     borrow: BorrowPlan | None = None
 
 
@@ -133,7 +147,7 @@ def _room(free: int, asked: Asked, model: Model) -> CardRoom:
         cache=asked.cache,
         prefill=asked.prefill,
         most=model.most,
-        price=model.price,
+        price=model.own,
         borrow=False,
         pct=asked.pct,
     )
@@ -152,17 +166,25 @@ def _owning(free: int, asked: Asked, model: Model, ram: int, room: CardRoom, pla
             f"its experts take {shown(room.streamed(least))} beside {shown(KEPT_FREE)} that stay free; use a "
             "smaller --max-context, another --kv or a smaller file"
         )
-    chunk, spare = _chunk(asked, model, plan, room.ring)
+    chunk, spare = _chunk(asked, model, plan)
+    mixer_rows = model.mixer_rows
+    more = 0 if model.undivided is None else model.undivided(chunk) - model.price(chunk)
+    if more <= spare and not asked.alias:  # memory abounds
+        mixer_rows, spare = 0, spare - more
     ring = min(room.ring + spare, ring_bytes(asked.ring or BUFFERS * model.experts, model.largest))
     order = _order(asked, model)
-    slotted = place(model.sizes, model.experts, plan.slots.sizes, order, asked.spare)
+    sizes = plan.slots.sizes
+    if asked.alias and not asked.cache and asked.order is None and FEW_PART * len(sizes) < len(order):
+        sizes = ()
+    slotted = place(model.sizes, model.experts, sizes, order, asked.spare)
     placement, said_of_ram = _copied(asked, model, slotted, order, ram)
     said = (
         *_said(free, asked, plan, placement),
         *said_of_ram,
-        f"prompts: chunks of {chunk} in {shown(model.price(chunk))}, experts through a ring of {shown(ring)}",
+        f"prompts: chunks of {chunk} in {shown(model.own(chunk))}, experts through a ring of {shown(ring)}",
     )
-    return TierPlan(placement, ring, staging, (chunk, *(c for c in CHUNKS if c < chunk)), plan.reserve, said)
+    chunks = (chunk, *(c for c in CHUNKS if c < chunk))
+    return TierPlan(placement, ring, staging, chunks, plan.reserve, said, mixer_rows)
 
 
 def _borrowing(
@@ -184,7 +206,7 @@ def _borrowing(
             f"and of which RAM has a copy; windows and reads of up to {wanted.stays} in {shown(wanted.own_bytes)}",
         )
         borrow = replace(wanted, chunk=chunk, lent_bytes=lent)
-        return TierPlan(placement, buffers.ring, staging, (chunk,), plan.reserve, said, borrow)
+        return TierPlan(placement, buffers.ring, staging, (chunk,), plan.reserve, said, model.mixer_rows, borrow)
     return None
 
 
@@ -222,11 +244,11 @@ def _copied(
     return found, (said,) if why is None else (why, said)
 
 
-def _chunk(asked: Asked, model: Model, plan: CardPlan, ring: int) -> tuple[int, int]:
+def _chunk(asked: Asked, model: Model, plan: CardPlan) -> tuple[int, int]:
     """The longest chunk in what was planned for one and, of a given cache, what is spare; what is spare behind it."""
     planned = plan.layout.chunk
     spare = max(0, plan.free - plan.reserve) if asked.cache else 0
-    bytes_for = model.price(planned) + spare
-    longer = [c for c in CHUNKS if planned < c <= model.most and not asked.prefill and model.price(c) <= bytes_for]
+    bytes_for = model.own(planned) + spare
+    longer = [c for c in CHUNKS if planned < c <= model.most and not asked.prefill and model.own(c) <= bytes_for]
     chunk = longer[0] if longer else planned
-    return chunk, max(0, bytes_for - model.price(chunk))
+    return chunk, max(0, bytes_for - model.own(chunk))

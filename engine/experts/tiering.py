@@ -21,7 +21,7 @@ from strata.engine.memory.card import RING, STREAM_MIN
 from strata.engine.memory.figures import DoesNotFit
 from strata.engine.memory.loan import LoanRoom
 from strata.engine.memory.plan import CACHE_FIRST, STAGING
-from strata.engine.memory.price import Price, prompt_shape
+from strata.engine.memory.price import MIXER_ROWS, Price, prompt_shape
 from strata.engine.memory.prompt import GRID, OWN_AUTO
 from strata.engine.memory.sizes import EXPERTS
 from strata.engine.pack import Pack
@@ -46,21 +46,25 @@ class Tiering:
         beside: Callable[[int], int] = lambda rows: 0,
     ) -> None:
         types = {name: tensor.type for name, tensor in pack.items()}
-        self._price = Price(prompt_shape(pack.spec, types, max_context))
+        shape = prompt_shape(pack.spec, types, max_context)
+        self._whole, self._price = Price(shape), Price(shape, MIXER_ROWS)
         self._asked = asked
         sizes = tuple(ExpertSize(*each) for each in meter.expert_sizes)
         floats = any(kind.is_float for name, kind in types.items() if name.endswith(EXPERTS))
         most = min(flags.MAX_CHUNK, max_context)
-        self._model = Model(sizes, pack.spec.experts, self._price, most, floats, stream_min, beside)
+        self._model = Model(
+            sizes, pack.spec.experts, self._price, most, floats, stream_min, beside, MIXER_ROWS, self._whole
+        )
 
     @property
     def price(self) -> Price:
-        """Of a chunk's workspace."""
+        """Of a chunk's workspace, where experts do not all lie in VRAM."""
         return self._price
 
-    def loan_room(self, own: int, head: int, stays: int) -> LoanRoom:
+    def loan_room(self, own: int, head: int, stays: int, placement: Placement) -> LoanRoom:
         """What a prompt could do with the memory of the output head beside so much of its own."""
         model, whole = self._model, BUFFERS * self._model.experts
+        missing = (placement.begins < 0).sum(1).tolist()
         ring = ring_bytes(self._asked.ring or whole, model.largest)
         return LoanRoom(
             own=own,
@@ -70,6 +74,9 @@ class Tiering:
             ring_step=BUFFERS * model.largest,
             ring_most=ring,
             ring_alone=min(ring_bytes(min(RING, whole), model.largest), ring),
+            missing=sum(n * size.n_bytes for n, size in zip(missing, model.sizes, strict=True)),
+            layers=len(model.sizes),
+            stream_min=model.stream_min,
             stays=stays,
         )
 
@@ -85,7 +92,7 @@ class Tiering:
         room for a prompt chunk."""
         wanted = self._asked.cache == 0 or self._asked.cache >= len(self._model.sizes) * self._model.experts
         chunk = min(self._asked.prefill or OWN_AUTO, self._model.most)
-        return wanted and left >= FREE_WHOLE + self._price(chunk)
+        return wanted and left >= FREE_WHOLE + self._whole(chunk)
 
     def room_for_state(self, left: int) -> int:
         """What the state may take of what is left behind dense weights and reserve: batch slots and checkpoints come
@@ -104,8 +111,8 @@ class Tiering:
         except DoesNotFit as error:
             raise DeviceError(str(error)) from None
 
-    def share(self, chunk: int, beside: int = 0) -> float:
+    def share(self, chunk: int, beside: int = 0, mixer_rows: int = MIXER_ROWS) -> float:
         """Of a chunk's workspace, what lives for a whole pass, with so many bytes beside the pass's own."""
-        whole, mixers, experts = self._price.parts(chunk)
+        whole, work = (self._price if mixer_rows else self._whole).parts(chunk)
         whole = max(whole, self._price.windows) + beside
-        return whole / (whole + max(mixers, experts))
+        return whole / (whole + work)

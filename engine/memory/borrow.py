@@ -1,6 +1,6 @@
 """Where the buffers of a read lie in borrowed slots, and what a chunk of it takes of them. Pure.
 
-The last bytes of the cache are the ring, where a chunk streams experts; before it lie the three parts of the pass
+The last bytes of the cache are the ring, where a chunk streams experts; before it lie the two parts of the pass
 (engine/device/cuda.py). Short reads and windows have memory of their own, so a few tokens borrow nothing.
 
     buffers = Buffers(price, most, ring, stream_min, beside)
@@ -33,23 +33,22 @@ class Windowed(Priced, Protocol):
 STAYS: Final = 32
 """Rows of a read, at most, that borrows nothing: they take about as much as windows do."""
 DRAFT_ROWS: Final = 256
-"""Rows of a pass of the draft layer, at most, beside a chunk of a loan."""
+"""Rows of a pass of the draft layer, at most, beside a chunk that streams experts."""
 SHORT: Final = (32, 64, 128)
 """Steps below a whole one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Bytes of what lives for a whole pass, of what mixers and what experts take in turn, and of the ring."""
+    """Bytes of what lives for a whole pass, of what blocks of layers work in, and of the ring."""
 
     whole: int
-    mixers: int
-    experts: int
+    work: int
     ring: int
 
     @property
     def n_bytes(self) -> int:
-        return self.whole + self.mixers + self.experts + self.ring
+        return self.whole + self.work + self.ring
 
 
 class Buffers:
@@ -61,11 +60,11 @@ class Buffers:
         self.ring = ring
         self._steps = [*(n for n in (*SHORT, *range(GRID, most, GRID)) if n < most), most]
         self._parts: list[Parts] = []
-        whole = mixers = experts = 0
+        whole = work = 0
         for rows in self._steps:
-            whole, mixers, experts = map(max, (whole, mixers, experts), price.parts(rows))
+            whole, work = map(max, (whole, work), price.parts(rows))
             streams = ring if rows >= stream_min else 0
-            self._parts.append(Parts(padded(whole + beside), padded(mixers), padded(experts), streams))
+            self._parts.append(Parts(padded(whole + beside), padded(work), streams))
 
     def parts(self, rows: int) -> Parts:
         """Of a chunk of so many rows, which has what the next step has."""
@@ -82,8 +81,8 @@ def draft_beside(spec: ModelSpec | None, rows: int) -> int:
 
 def own_bytes(price: Windowed, rows: int, more: int) -> int:
     """Of memory for windows and for reads of up to so many rows, which take `more` of what lives for a whole pass."""
-    whole, mixers, experts = price.parts(rows)
-    return padded(max(whole + more, price.windows)) + padded(mixers) + padded(experts)
+    whole, work = price.parts(rows)
+    return padded(max(whole + more, price.windows)) + padded(work)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

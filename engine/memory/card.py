@@ -30,6 +30,7 @@ from strata.engine.memory.cache import (
 from strata.engine.memory.prompt import (
     KEPT_FREE,
     OWN_AUTO,
+    OWN_CANDIDATES,
     OWN_NOTHING_FITS,
     PromptLayout,
     borrowed,
@@ -62,7 +63,7 @@ class CardRoom:
     reserve, given  bytes that stay free, and whether somebody asked for them
     experts         bytes of every expert, hottest first as far as an order is `known`
     cache           `--expert-cache`, 0 = auto · prefill: `--prefill`, 0 = auto · most: the longest chunk there may be
-    price           of a chunk's workspace
+    price           of a chunk's workspace · divided: of one that streams experts, None = the same
     borrow, own     whether slots may be lent, and whether own buffers may be taken from what is spare
     pct             of the slots that auto may lend
     lent            bytes of a chunk's buffers in lent slots; None: those that it has anywhere
@@ -86,6 +87,7 @@ class CardRoom:
     pct: int = 85
     lent: Callable[[int], int] | None = None
     windows: int = 0
+    divided: Callable[[int], int] | None = None
 
     @property
     def largest(self) -> int:
@@ -106,7 +108,7 @@ class CardRoom:
 
     def streamed(self, chunk: int) -> int:
         """Workspace and double buffer: where some expert is not in VRAM while a prompt is read."""
-        return self.price(chunk) + self.ring
+        return (self.divided or self.price)(chunk) + self.ring
 
     def budget(self, room: Room, need: int) -> CacheBudget:
         if self.cache:
@@ -171,9 +173,11 @@ def _borrowing(room: CardRoom) -> CardPlan | None:
     slots = room.slots(budget.n_bytes)
     layout = borrowed(slots, lent, room.prefill, room.most, room.pct)
     left = free - slots.n_bytes
-    price = room.price if len(slots) == len(room.experts) else room.streamed
+    whole = len(slots) == len(room.experts)
+    price = room.price if whole else room.streamed
     most = min(room.prefill or room.most, room.most)
-    own = own_chunk(left + room.windows, budget.reserve, most, layout.chunk, price) if room.own else 0
+    chunks = (most,) if whole and most < OWN_CANDIDATES[-1] else OWN_CANDIDATES
+    own = own_chunk(left + room.windows, budget.reserve, most, layout.chunk, price, chunks) if room.own else 0
     said = _lowered(room, budget)
     if own:
         chosen = own_layout(own, price)

@@ -27,7 +27,7 @@ from strata.engine.memory.card import STREAM_MIN, CardPlan, CardRoom, plan_card,
 from strata.engine.memory.figures import DoesNotFit, Figures, Line, MemoryPlan, Shortfall, Switches
 from strata.engine.memory.forms import takes_forms
 from strata.engine.memory.homes import conversation_cache, expert_homes, said_of, source_of
-from strata.engine.memory.price import Price, prompt_shape
+from strata.engine.memory.price import MIXER_ROWS, Price, prompt_shape
 from strata.engine.memory.prompt import lend_pct
 from strata.engine.memory.sizes import rope_bytes
 from strata.engine.memory.state import SlotPlan, plan_slots, slot_costs
@@ -128,11 +128,12 @@ def _room(figures: Figures, options: Options, switches: Switches, left: int, pri
         alias=options.prefill_head_alias,
         pct=lend_pct(switches.lend_pct, float(source_of(options, switches).kind == "arena")),
     )
-    draft = figures.spec if figures.draft else None
+    draft, divided = figures.spec if figures.draft else None, Price(price.shape, MIXER_ROWS)
     short = min(STAYS, most)
-    lent = Buffers(price, most, room.ring, STREAM_MIN, draft_beside(draft, most))
-    own = own_bytes(price, short, draft_beside(draft, short))
-    return replace(room, lent=lent, windows=max(0, own - price.windows))
+    lent = Buffers(divided, most, room.ring, STREAM_MIN, draft_beside(draft, most))
+    own = own_bytes(divided, short, draft_beside(draft, short))
+    windows = max(0, own - divided.windows)
+    return replace(room, lent=lent, windows=windows, divided=lambda n: divided(n) + draft_beside(draft, n))
 
 
 def _conditions(figures: Figures, options: Options) -> alias.AliasConditions:

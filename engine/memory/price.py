@@ -3,12 +3,12 @@
     price = Price(prompt_shape(spec, types, max_context))
     price(2048)                      # bytes of the workspace of passes of up to 2,048 rows
     price.windows                    # of decode windows
+    Price(.., MIXER_ROWS)            # where experts do not all lie in VRAM: memory counts more than a few launches
 
 The passes' own allocations are replayed on a tally, in their order and with their alignment, for whatever card takes
 the most (attention cuts its rows by the card); a test compares it with what the kernels' wrappers take. Up to FEW_ROWS
 rows go other ways, which take more than those of some longer passes: a price is for a pass and for all shorter ones.
-Where the two halves of a layer lie is in engine/device/cuda.py: what lives for the whole pass, then what mixers and
-what experts take in turn.
+What lies where is in engine/device/cuda.py: what lives for the whole pass, and what mixers and experts work in.
 
 Cost     microseconds a chunk; a price never falls when the chunk grows
 """
@@ -33,6 +33,9 @@ from strata.kernels.cuda.qsa import value_chunks
 from strata.kernels.formats import TensorType
 from strata.kernels.ops import ACT_BLOCK, ATTENTION_PART, PAGE
 
+MIXER_ROWS: Final = 1024
+"""Rows that mixers of tokens take at once where experts stream: what is left to them then counts for the experts, whose
+bytes come once a chunk. Products of so many rows are as fast as longer ones within a tenth (H200, 2026-11-30)."""
 _FLOAT: Final = 4
 _LINE: Final = 32
 """Elements of a row of scores are whole lines."""
@@ -91,10 +94,11 @@ class Tally:
 
 
 class Price:
-    """Bytes of a workspace for chunks and windows of a model."""
+    """Bytes of a workspace for chunks and windows of a model. mixer_rows: as of `Device`."""
 
-    def __init__(self, shape: PromptShape) -> None:
-        self._shape = shape
+    def __init__(self, shape: PromptShape, mixer_rows: int = 0) -> None:
+        self.shape = shape
+        self.mixer_rows = mixer_rows
         self._chunk = lru_cache(maxsize=None)(self.parts)
 
     def __call__(self, chunk: int) -> int:
@@ -105,27 +109,34 @@ class Price:
     @cached_property
     def windows(self) -> int:
         """For decode windows alone: logits and the sampler's lists of all rows, and small change."""
-        g, n = self._shape.spec, WINDOW_ROWS
-        mixers = Tally()
-        _attention_few(mixers, self._shape, n)
+        g, n = self.shape.spec, WINDOW_ROWS
+        half = Tally()
+        _attention_few(half, self.shape, n)
         logits = n * (g.vocab + g.vocab // 8) * _FLOAT
         streams = 6 * n * g.wide * _FLOAT + n * (g.gdn_channels + 6 * g.gdn_inner) * _FLOAT
         experts = n * (g.experts_used + 4) * (g.hidden + 2 * g.expert_width) * _FLOAT
-        return padded(logits + streams + experts) + mixers.peak + (1 << 20)
+        return padded(logits + streams + experts) + 2 * max(half.peak, self._blocks(n)) + (1 << 20)
 
-    def parts(self, n: int) -> tuple[int, int, int]:
-        """Of passes of up to n rows: what lives for all of one, what a layer's mixer takes, what its experts take."""
-        whole, mixers, experts = Tally(), Tally(), Tally()
-        _ends(whole, self._shape, n)
-        for rows in {n, min(n, FEW_ROWS)}:
-            for part in (_delta_net, _attention, _ngrams):
-                with mixers.scratch():
-                    part(mixers, self._shape, rows)
-            for kinds in self._shape.experts:
-                with experts.scratch():
-                    _hyper(experts, self._shape, rows)
-                    (_experts if rows > FEW_ROWS else _experts_few)(experts, self._shape, rows, kinds)
-        return whole.peak, mixers.peak, experts.peak
+    def parts(self, n: int) -> tuple[int, int]:
+        """Of passes of up to n rows: what lives for all of one, what a block of a layer works in."""
+        whole = Tally()
+        _ends(whole, self.shape, n)
+        few = 2 * self._blocks(min(n, FEW_ROWS))  # blocks of a window take turns in two halves
+        return whole.peak, max(few, self._blocks(n) if n > FEW_ROWS else 0)
+
+    def _blocks(self, n: int) -> int:
+        """What a mixer or the experts of just n rows take."""
+        t, at_once = Tally(), min(n, self.mixer_rows or n)
+        for part in (_delta_net, _attention):
+            with t.scratch():
+                part(t, self.shape, at_once)
+        with t.scratch():
+            _ngrams(t, self.shape, n)
+        for kinds in self.shape.experts:
+            with t.scratch():
+                _hyper(t, self.shape, n)
+                (_experts if n > FEW_ROWS else _experts_few)(t, self.shape, n, kinds)
+        return t.peak
 
 
 def _quantized(t: Tally, n: int, cols: int, kinds: frozenset[TensorType]) -> None:
@@ -144,18 +155,27 @@ def _left(t: Tally, n: int, cols: int) -> None:
         t.take(_ORDERS * n * cols, *(n * cols // group * _FLOAT for group in (ACT_BLOCK, 16, 32)))
 
 
+def _leave(t: Tally, n: int, width: int) -> None:
+    """A block's output; of more rows than those of a window there is a place for it (`_ends`)."""
+    if n <= FEW_ROWS:
+        t.take(n * width * _FLOAT)
+
+
 def _ends(t: Tally, shape: PromptShape, n: int) -> None:
-    """Embedding, and the head for one row."""
+    """Embedding, what blocks leave for the next ones, and the head for one row."""
     g = shape.spec
     t.take(n * g.wide * _FLOAT)
     with t.scratch():
         t.take(n * 8, n * g.hidden * _FLOAT)
+    if n > FEW_ROWS:
+        t.take(2 * n * g.streams * _FLOAT, n * g.hidden * _FLOAT)
     t.take(g.wide * _FLOAT, 8 * g.wide * _FLOAT, 2 * g.vocab * _FLOAT)
 
 
 def _hyper(t: Tally, shape: PromptShape, n: int) -> None:
     g = shape.spec
-    t.take(n * g.hidden * _FLOAT, n * g.streams * _FLOAT)
+    t.take(n * g.hidden * _FLOAT)
+    _leave(t, n, g.streams)
     _left(t, n, g.hidden)
     rows = min(n, ROWS_AT_ONCE)
     with t.scratch():
@@ -179,7 +199,7 @@ def _delta_net(t: Tally, shape: PromptShape, n: int) -> None:
     _left(t, n, inner)
     with t.scratch():
         t.take(n * inner * _FLOAT, n * g.gdn_channels * _FLOAT, n * heads * _FLOAT, n * heads * _FLOAT)
-    t.take(n * g.hidden * _FLOAT)
+    _leave(t, n, g.hidden)
     _quantized(t, n, inner, shape.dense)
 
 
@@ -197,7 +217,7 @@ def _attention(t: Tally, shape: PromptShape, n: int) -> None:
     for ratio in sorted({g.ratios[layer] for layer in g.attention_layers}):
         with t.scratch():
             (_scores if n > FEW_ROWS else _scores_few)(t, shape, n, ratio)
-    t.take(n * g.hidden * _FLOAT)
+    _leave(t, n, g.hidden)
     _quantized(t, n, wide, shape.dense)
 
 
@@ -275,7 +295,7 @@ def _experts(t: Tally, shape: PromptShape, n: int, kinds: tuple[TensorType, Tens
     """Router, then the pairs sorted by expert, their hidden values and their outputs; then the shared expert."""
     g, (gate, up, down) = shape.spec, kinds
     pairs = n * g.experts_used
-    t.take(n * g.experts * _FLOAT, n * _FLOAT, pairs * _FLOAT, pairs * _FLOAT, n * g.hidden * _FLOAT)
+    t.take(n * g.experts * _FLOAT, n * _FLOAT, pairs * _FLOAT, pairs * _FLOAT)
     with t.scratch():
         if gate is up and not gate.is_float and not down.is_float:
             _quantized(t, pairs, g.expert_width, frozenset({down}))

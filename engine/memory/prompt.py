@@ -91,13 +91,20 @@ def _lent(slots: Slots, n_bytes: int, pct: int | None) -> int | None:
     return lent if pct is None or 100 * lent <= pct * len(slots) else None
 
 
-def own_chunk(free: int, reserve: int, most: int, borrowed_chunk: int, price: Price) -> int:
-    """The longest of OWN_CANDIDATES whose buffers fit beside the reserve, no shorter than what borrowing would give;
+def own_chunk(
+    free: int,
+    reserve: int,
+    most: int,
+    borrowed_chunk: int,
+    price: Price,
+    candidates: Iterable[int] = OWN_CANDIDATES,
+) -> int:
+    """The longest candidate whose buffers fit beside the reserve, no shorter than what borrowing would give;
     0: borrow."""
     if free <= reserve or most <= 0:
         return 0
     available = free - reserve
-    fits = (c for c in OWN_CANDIDATES if borrowed_chunk <= c <= most and 0 < price(c) <= available)
+    fits = (c for c in candidates if borrowed_chunk <= c <= most and 0 < price(c) <= available)
     return next(fits, 0)
 
 

@@ -22,8 +22,8 @@ class GdnBlock:
     ordinal: int
     eps: float
 
-    def __call__(self, u: F32, rows: Rows, state: StatePool) -> F32:
-        """u (n, H) -> (n, H); the slots' convolution inputs and recurrent state advance."""
+    def __call__(self, u: F32, rows: Rows, state: StatePool, out: F32 | None = None) -> F32:
+        """u (n, H) -> (n, H); the slots' convolution inputs and recurrent state advance. out: as of `Device.kept`."""
         w, own = self.weights, state.recurrent.gdn[self.ordinal]
         taped = rows.tape is not None and rows.tape.project(self, w.project, u)
         if taped:
@@ -31,7 +31,8 @@ class GdnBlock:
             y = self.kernels.gdn(w.small, p, z, b, a, rows.segments, own.conv, own.state, self.eps)
         else:
             y = self.device.delta_net(w.project, w.small, u, rows.segments, own.conv, own.state, self.eps)
-        return self.kernels.linear(w.out, y)[0]
+        left: F32 = self.device.leave(w.out, y, out)
+        return left
 
     def again(self, made: Sequence[F32], segments: I32, state: StatePool) -> None:
         """Let the state advance over rows whose products are there."""

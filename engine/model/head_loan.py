@@ -89,7 +89,7 @@ class HeadLoan(PromptLoan):
         return rows
 
     def _lent_parts(self, rows: int) -> list[Array]:
-        return [self._at(piece) for piece in (self.plan.whole, self.plan.mixers, self.plan.experts)]
+        return [self._at(self.plan.whole), self._at(self.plan.work)]
 
     def loaded(self) -> None:
         """The copy in RAM is complete: the head comes to the card, and its fingerprint is what it always has to be."""

@@ -96,7 +96,7 @@ class PromptLoan(ABC):
 
     @abstractmethod
     def _lent_parts(self, rows: int) -> list[Array]:
-        """The three parts of a pass of so many rows, from now on lent."""
+        """The parts of a pass of so many rows, from now on lent."""
 
     # --------------------------------------------------------------------------------------------------------- reads
 

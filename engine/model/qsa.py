@@ -31,9 +31,9 @@ class QsaBlock:
     budget: int
     eps: float
 
-    def __call__(self, u: F32, rows: Rows, state: StatePool) -> F32:
-        """u (n, H) -> (n, H); the rows' keys, values and index keys are in the pages afterwards. Raises ValueError for
-        a prompt of several slots where pages are in RAM."""
+    def __call__(self, u: F32, rows: Rows, state: StatePool, out: F32 | None = None) -> F32:
+        """u (n, H) -> (n, H); the rows' keys, values and index keys are in the pages afterwards. out: as of
+        `Device.kept`. Raises ValueError for a prompt of several slots where pages are in RAM."""
         w, heads = self.weights, (self.heads, self.kv_heads, self.index_heads)
         pages, where = state.pages.layers[self.ordinal], (state.pages.kernel_tables, rows.slots, rows.positions)
         if pages.far is not None and len(rows) > WINDOW_ROWS and len(rows.segments) > 1:
@@ -41,4 +41,5 @@ class QsaBlock:
                 f"{len(rows)} rows of {len(rows.segments)} slots: with pages in RAM a prompt is of one slot"
             )
         y = self.device.attention(w.project, u, pages, where, heads, w.norms, self.rope, self.budget, self.eps)
-        return self.kernels.linear(w.out, y)[0]
+        left: F32 = self.device.leave(w.out, y, out)
+        return left

@@ -35,13 +35,13 @@ from strata.engine.experts.store import ExpertStore
 from strata.engine.experts.tiering import Tiering
 from strata.engine.flags import WINDOW_ROWS
 from strata.engine.log import log
-from strata.engine.memory.borrow import DRAFT_ROWS as LENT_DRAFT_ROWS
+from strata.engine.memory.borrow import DRAFT_ROWS as TIER_DRAFT_ROWS
 from strata.engine.memory.borrow import draft_beside
 from strata.engine.memory.card import STREAM_MIN
 from strata.engine.memory.forms import takes_forms
-from strata.engine.memory.loan import STAYS, LoanPlan, Planner, beside
+from strata.engine.memory.loan import STAYS, LoanPlan, Planner
 from strata.engine.model.card_drafter import CardDrafter, CardDrafts
-from strata.engine.model.draft import DRAFT_ROWS, DraftLayer
+from strata.engine.model.draft import DraftLayer
 from strata.engine.model.head_loan import HeadLoan
 from strata.engine.model.model import Model, bind
 from strata.engine.model.prompt_loan import PromptLoan
@@ -125,6 +125,7 @@ class Resident:
         tiers = None
         if experts is not None:
             more = partial(draft_beside, drafts.spec)
+            experts = replace(experts, alias=loan is not None)
             tiers = self._unless_all_fit(Tiering(pack, meter, experts, max_context, stream_min, more), meter, tape)
         if plan is not None:
             room = self._room_for_state(meter) if tiers is None else tiers.room_for_state(self._left(meter))
@@ -142,7 +143,8 @@ class Resident:
         share: Callable[[int], float] = _half
         if tiers is not None and tier_plan is not None:
             chunks, reserve = self._open_tiers(tiers, tier_plan, stream_min)
-            share = partial(self._share, tiers, drafts.spec)
+            share = partial(self._share, tiers, drafts.spec, tier_plan.mixer_rows)
+            device.mixer_rows = tier_plan.mixer_rows
         self.model = Model(pack, device, max_context)
         self.state = self.model.new_state(n_slots, kv, n_checkpoints, resident=kv_resident)
         self.drafter = self._drafter(drafts, n_slots - 1, kv)
@@ -196,8 +198,8 @@ class Resident:
             return None
         layer = DraftLayer(drafts.layer, self.device, self.model.rope, self.model.ends)
         drafter = CardDrafter(self.device, layer, DraftBook(self.state, pages), WINDOW_ROWS)
-        if self.loan is not None:
-            drafter.pass_rows = min(drafter.pass_rows, LENT_DRAFT_ROWS)
+        if self.device.tiers is not None:
+            drafter.pass_rows = min(drafter.pass_rows, TIER_DRAFT_ROWS)
         self.state.copied = drafter.copied
         return drafter
 
@@ -234,11 +236,11 @@ class Resident:
             log("head alias: all experts lie in VRAM, so the head stays")
             return None
         own = left - planned.placement.cache_bytes - planned.staged_bytes - planned.reserve - FIXED
-        room = tiers.loan_room(own, head, min(STAYS, stream_min - 1))
-        room = replace(room, beside=draft_beside(drafts.spec, LENT_DRAFT_ROWS))
+        room = tiers.loan_room(own, head, min(STAYS, stream_min - 1), planned.placement)
+        room = replace(room, beside=draft_beside(drafts.spec, TIER_DRAFT_ROWS))
         found = loan(room, tiers.price)
         if found is None:
-            log(f"head alias: with {shown(head)} of the head chunks would be no longer, so it stays")
+            log(f"head alias: with {shown(head)} of the head reads would be hardly faster, so it stays")
         return found
 
     def _lend_head(self, plan: LoanPlan, spec: ModelSpec, meter: Meter, moves: bool) -> HeadLoan:
@@ -269,10 +271,9 @@ class Resident:
         return planned.chunks, planned.reserve
 
     @staticmethod
-    def _share(tiers: Tiering, drafts: ModelSpec | None, chunk: int) -> float:
+    def _share(tiers: Tiering, drafts: ModelSpec | None, mixer_rows: int, chunk: int) -> float:
         """`share` of `fit`."""
-        rows = min(chunk, DRAFT_ROWS)
-        return tiers.share(chunk, 0 if drafts is None else beside(rows, drafts.wide, drafts.hidden))
+        return tiers.share(chunk, draft_beside(drafts, chunk), mixer_rows)
 
     def _left(self, meter: Meter) -> int:
         """Free bytes behind weights and reserve."""

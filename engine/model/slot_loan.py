@@ -58,7 +58,7 @@ class SlotLoan(PromptLoan):
         parts = self._plan.buffers.parts(rows)
         self.lending.lend(parts.n_bytes)
         at, found = int(self._cache.size) - parts.n_bytes, []
-        for size in (parts.whole, parts.mixers, parts.experts):
+        for size in (parts.whole, parts.work):
             found.append(self._cache[at : at + size])
             at += size
         return found

@@ -37,20 +37,34 @@ class Layer:
 
     def __call__(self, x: F32, rows: Rows, state: StatePool, added: Added | None) -> Added:
         """x (n, C, H) in place. `added` of the block before; returns that of the last one."""
+        device, n = self.device, len(x)
         if self.ple is not None:
             flush(self.kernels, x, added)
-            self.device.turn()
+            device.turn(n)
             self.ple(x, rows, state)
-            self.device.turn()  # so that every mixer finds the same turn
+            device.turn(n)  # so that every mixer finds the same turn
             added = None
-        u, beta = self._mix(x, self.hc_attn, added)
-        u, beta = self._mix(x, self.hc_ffn, (beta, self.mixer(u, rows, state)))
-        return beta, self.kernels.moe(self.moe, u, self.experts_used)
+        added = self._mixed(x, rows, state, added)
+        kept = device.kept(x)
+        u, beta = self._mix(x, self.hc_ffn, added, kept)
+        return beta, device.moe(self.moe, u, self.experts_used, None if kept is None else kept[1])
 
-    def _mix(self, x: F32, hc: Hyper, added: Added | None) -> Added:
+    def _mixed(self, x: F32, rows: Rows, state: StatePool, added: Added | None) -> Added:
+        """The mixer of tokens, of so many rows at a time as the device takes."""
+        kept = self.device.kept(x)
+        if kept is None or not rows.runs:
+            u, beta = self._mix(x, self.hc_attn, added, kept)
+            return beta, self.mixer(u, rows, state, None if kept is None else kept[1])
+        for run, part in rows.runs:
+            into = kept[0][run], kept[1][run]
+            u, _ = self._mix(x[run], self.hc_attn, added and (added[0][run], added[1][run]), into)
+            self.mixer(u, part, state, into[1])
+        return kept
+
+    def _mix(self, x: F32, hc: Hyper, added: Added | None, kept: Added | None) -> Added:
         """A block's input u (n, H), and beta (n, C) for its output."""
-        self.device.turn()
-        u, beta = self.device.mix(x, hc, self.eps, added)
+        self.device.turn(len(x))
+        u, beta = self.device.mix(x, hc, self.eps, added, None if kept is None else kept[0])
         if beta is None:
             raise TypeError("a layer's hyper-connection needs its inject matrix")
         return u, beta

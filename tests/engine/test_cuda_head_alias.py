@@ -38,10 +38,10 @@ def lending(*in_head: str, chunk: int = CHUNK) -> Planner:
     """A plan with just these pieces in the head, and a ring of two experts; the packs' heads are too small for more."""
 
     def plan(room: LoanRoom, price) -> LoanPlan:
-        whole, mixers, experts = price.parts(chunk)
+        whole, work = price.parts(chunk)
         own = end = -(-(whole + room.beside) // 256) * 256
         pieces, at = [], 0
-        for name, size in (("mixers", mixers), ("experts", experts), ("ring", room.ring_step)):
+        for name, size in (("work", work), ("ring", room.ring_step)):
             lent = name in in_head
             begin = at if lent else end
             pieces.append(Piece(lent, begin, begin + size))
@@ -124,9 +124,9 @@ def wanted(any_card, pack, streaming):
 @pytest.mark.parametrize(
     ("in_head", "chunk", "eager"),
     [
-        (("experts", "ring"), 11, True),
-        pytest.param(("mixers",), CHUNK, True, marks=pytest.mark.soak),
-        pytest.param(("mixers", "experts"), 11, False, marks=pytest.mark.soak),
+        (("work",), 11, True),
+        pytest.param(("ring",), CHUNK, True, marks=pytest.mark.soak),
+        pytest.param(("ring",), 11, False, marks=pytest.mark.soak),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, tuple) else str(value),
 )
@@ -142,7 +142,7 @@ def test_short_reads_whose_experts_lie_in_the_file_have_the_heads_memory_too(any
     """Their ring lies in it: were it not lent, the head would be overwritten."""
     driver = any_card()
     driver.eager = True
-    runner = made(driver, pack, "experts", "ring", chunk=11, mmap_experts=True)
+    runner = made(driver, pack, "ring", chunk=11, mmap_experts=True)
     assert texts(runner) == wanted[0]
     before = runner.figures()["head_loads"]
     answered(path_of(runner), Request(ids(STAYS, 1), 2, DRAWN))
@@ -150,7 +150,7 @@ def test_short_reads_whose_experts_lie_in_the_file_have_the_heads_memory_too(any
 
 
 def test_a_short_read_loads_no_head_and_a_long_one_loads_it_once(any_card, pack, streaming):
-    runner = made(any_card(), pack, "mixers")
+    runner = made(any_card(), pack, "ring")
     loads = []
     for n in LENGTHS:
         before = runner.figures()["head_loads"]
@@ -162,7 +162,7 @@ def test_a_short_read_loads_no_head_and_a_long_one_loads_it_once(any_card, pack,
 def test_a_read_that_is_given_up_leaves_the_head_lent_and_the_next_request_brings_it_back(
     any_card, pack, wanted, streaming
 ):
-    runner = made(any_card(), pack, "mixers", "experts", chunk=11)
+    runner = made(any_card(), pack, "work", chunk=11)
     loan, head, path = runner._resident.loan, pack.weight("output.weight").data, path_of(runner)
     for times, order in enumerate((1, -1)):  # a window comes first, or a chunk that would leave the head
         assert not answered(path, Request(ids(40, 3), 3, DRAWN), chunks=2)
@@ -177,7 +177,7 @@ def test_a_read_that_is_given_up_leaves_the_head_lent_and_the_next_request_bring
 def test_a_draft_layer_reads_long_prompts_beside_the_head(any_card, trunk, draft, streaming):
     """Its passes lie in the same parts, and windows with drafts read the head."""
     found = []
-    for in_head in ((), ("experts",)):
+    for in_head in ((), ("nothing",)):  # of this pack the head is too small for any piece
         runner = made(any_card(), trunk, *in_head, draft=draft, mtp="", spec=3)
         path = path_of(runner)
         runner.feed(SOLO, 0, ids(CHUNK, 1), False)
@@ -210,7 +210,7 @@ def test_a_head_that_moved_or_changed_ends_the_engine_before_it_says_a_token(
     any_card, pack, streaming, monkeypatch, how
 ):
     monkeypatch.setenv("STRATA_TEST_HEAD_MOVE", str(int(how == "moved")))
-    runner = made(any_card(), pack, "experts")
+    runner = made(any_card(), pack, "ring")
     path = path_of(runner)
     short = answered(path, Request(ids(5, 1), 3, DRAWN))
     assert len(short) == 3

@@ -50,7 +50,7 @@ def options(request: pytest.FixtureRequest, packs: Any, tmp_path_factory: pytest
     cache_dir = getattr(request.config, "cache", None)
     folder = Path(cache_dir.mkdir("emulated")) if cache_dir else tmp_path_factory.mktemp("emulated")
     words = OPTIONS.replace("own", str(packs["mtp-tiny-q8_0"])).split()
-    return [str(folder), *(["--card"] if request.param == "card" else []), "--pack", str(packs["tiny-q8_0"]), *words]
+    return [str(folder), *(["--card"] if request.param == "card" else []), "--pack", str(packs["tiny-iq3_xxs"]), *words]
 
 
 class Served(NamedTuple):
@@ -74,7 +74,7 @@ class Served(NamedTuple):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(options: list[str], packs: Any, tmp_path_factory: Any) -> AsyncIterator[Served]:
-    folder, pack = tmp_path_factory.mktemp("engine"), packs["tiny-q8_0"]
+    folder, pack = tmp_path_factory.mktemp("engine"), packs["tiny-iq3_xxs"]
     log = folder / "engine.log"
     env = {**os.environ, "STRATA_TEST_HEAD_MOVE": "1"}
     launch = Launch([sys.executable, str(ENGINE), *options], cwd=folder, env=env, log=log)

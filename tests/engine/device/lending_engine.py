@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
@@ -24,14 +23,12 @@ CHUNK, STAYS = 22, 10
 
 
 def lending(room: loan.LoanRoom, price: loan.Priced) -> loan.LoanPlan:
-    """Experts in the head, all else beside it."""
-    whole, mixers, experts = price.parts(CHUNK)
-    edges = [0, whole + room.beside, mixers, room.ring_step]
-    edges = [sum(edges[: i + 1]) for i in range(len(edges))]
-    own, mixing, ring = (loan.Piece(False, begin, end) for begin, end in pairwise(edges))
-    assert experts <= room.head
-    held = loan.Piece(True, 0, experts)
-    return loan.LoanPlan(CHUNK, 0, STAYS, own, mixing, held, ring, max(edges[-1], 4 * price(STAYS)), room.beside)
+    """The ring in the head, all else beside it."""
+    whole, work = price.parts(CHUNK)
+    first, last = whole + room.beside, whole + room.beside + work
+    assert room.ring_step <= room.head
+    pieces = loan.Piece(False, 0, first), loan.Piece(False, first, last), loan.Piece(True, 0, room.ring_step)
+    return loan.LoanPlan(CHUNK, 0, STAYS, *pieces, max(last, 4 * price(STAYS)), room.beside)
 
 
 def emulated(folder: Path, stack: ExitStack) -> None:

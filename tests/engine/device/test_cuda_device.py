@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -84,20 +87,20 @@ def test_rows_are_taken_in_any_order(device):
 
 
 def test_the_workspace_is_what_the_largest_passes_take_and_no_more(device):
-    def passes() -> None:
-        for part, halves in ((1000, (300, 20)), (10, (5, 700))):
+    def passes(rows: int) -> None:
+        for part, blocks in ((1000, (300, 20)), (10, (5, 700))):
             device.begin()
             device.kernels.workspace.array((part,), np.uint8)
-            for half in halves:
-                device.turn()
-                device.kernels.workspace.array((half,), np.uint8)
+            for block in blocks:
+                device.turn(rows)
+                device.kernels.workspace.array((block,), np.uint8)
 
     held = device.account.held
-    assert device.fit(passes, ROOM)
-    assert device.workspace_bytes == 1024 + 512 + 768 == device.account.held - held
-    passes()  # just fits
-    assert device.fit(passes, ROOM)
-    assert device.account.held == held + device.workspace_bytes
+    for rows, work in ((0, 2 * 768), (16, 2 * 768), (17, 768)):
+        for _ in range(2):
+            assert device.fit(partial(passes, rows), ROOM)
+            assert device.workspace_bytes == 1024 + work == device.account.held - held
+            passes(rows)  # just fits
 
 
 def test_a_workspace_that_has_no_room_is_no_error(device):
@@ -111,22 +114,49 @@ def test_a_workspace_that_has_no_room_is_no_error(device):
     assert device.account.held == held
 
 
-def test_consecutive_blocks_do_not_share_memory_and_every_second_one_does(device):
-    seen = []
+def bytes_of(array) -> range:
+    begin = array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
+    return range(begin, begin + array.nbytes)
 
-    def blocks() -> None:
+
+def apart(one, other) -> bool:
+    one, other = bytes_of(one), bytes_of(other)
+    return one.stop <= other.start or other.stop <= one.start
+
+
+def test_blocks_of_windows_share_no_memory_with_the_next_one_and_those_of_longer_passes_have_all_of_it(device):
+    def blocks(rows: int) -> list:
         device.begin()
-        seen.clear()
+        found = []
         for _ in range(4):
-            device.turn()
-            seen.append(device.kernels.workspace.array((64,), np.uint8))
+            device.turn(rows)
+            found.append(device.kernels.workspace.array((700,), np.uint8))
+        return found
 
-    assert device.fit(blocks, ROOM)
-    blocks()
-    first, second, third, fourth = (
-        array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr for array in seen
-    )
-    assert first == third != second == fourth
+    assert device.fit(lambda: (blocks(16), blocks(17)), ROOM)
+    first, second, third, fourth = blocks(16)
+    assert bytes_of(first) == bytes_of(third) and bytes_of(second) == bytes_of(fourth) and apart(first, second)
+    assert len(set(map(bytes_of, blocks(17)))) == 1
+
+
+def test_what_a_block_leaves_lies_where_no_other_block_works_and_its_beta_apart_from_the_one_before(device):
+    def passed(rows: int) -> tuple[list, list]:
+        device.begin()
+        x = device.kernels.workspace.array((rows, 4, 8))
+        kept, work = [], []
+        for n in (rows, rows, 20, rows):  # 20: a draft layer's pass behind some of the rows
+            device.turn(n)
+            work.append(device.kernels.workspace.array((100 * n,), np.uint8))
+            kept.append(device.kept(x[:n]))
+        return kept, work
+
+    assert device.fit(lambda: passed(40), ROOM)
+    kept, work = passed(40)
+    assert [beta.shape for beta, _ in kept] == [(40, 4), (40, 4), (20, 4), (40, 4)]
+    assert all(apart(array, space) for pair in kept for array in pair for space in work)
+    assert all(apart(one[0], other[0]) for one, other in pairwise(kept)) and apart(*kept[0])
+    assert len({bytes_of(y).start for _, y in kept}) == 1, "one place for all outputs"
+    assert device.kept(kept[0][1].reshape(-1, 4, 8)[:16]) is None
 
 
 def test_an_arena_beyond_the_limit_is_refused_with_the_flag(any_card):

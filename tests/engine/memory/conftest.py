@@ -241,7 +241,7 @@ def _figures(figures: Card) -> Iterator[None]:
 
 
 class Counts(int):
-    """Bytes of a workspace. parts: what lives for a whole pass, what mixers take, what experts take."""
+    """Bytes of a workspace. parts: what lives for a whole pass, what blocks of layers work in."""
 
     parts: tuple[int, ...]
 
@@ -251,8 +251,11 @@ def counted() -> Callable[..., dict[int, Counts]]:
     """counted(pack, context, chunks, kv=.., figures=..) -> bytes of the workspace that the kernels' wrappers really
     take for chunks of so many rows; 0 rows: for windows."""
 
-    def count(pack: Pack, context: int, chunks: list[int], kv: str = "fp32", figures: Card = H100) -> dict[int, Counts]:
+    def count(
+        pack: Pack, context: int, chunks: list[int], kv: str = "fp32", figures: Card = H100, mixer_rows: int = 0
+    ) -> dict[int, Counts]:
         device, meter = CudaDevice(driver=CountingDriver()), Meter(2)
+        device.mixer_rows = mixer_rows
         bind(pack, meter, rope_table(pack.spec, context, meter))
         StatePool(pack.spec, 1, context, kv=kv, memory=meter)
         device.open("weights", meter.weights + meter.table_bytes, "")
@@ -266,7 +269,7 @@ def counted() -> Callable[..., dict[int, Counts]]:
                 assert device.fit(lambda n=chunk: _pass(device, model, state, windows, n), 0)
             state.reset(0)
             found[chunk] = Counts(device.workspace_bytes)
-            found[chunk].parts = tuple(space.capacity for space in device._spaces)
+            found[chunk].parts = tuple(space.capacity for space in device._spaces[:2])
         return found
 
     return count

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.engine.memory.borrow import SHORT, Buffers, own_bytes
-from strata.engine.memory.price import Price, prompt_shape
+from strata.engine.memory.price import MIXER_ROWS, Price, prompt_shape
 from strata.engine.memory.prompt import GRID
 from strata.engine.pack import open_pack
 
@@ -17,7 +17,8 @@ RING, STREAM_MIN, MORE = 142 << 20, 1024, 30 << 20
 @pytest.fixture(scope="module", params=[4096, 262_144])
 def price(request, full_pack):
     pack = open_pack(full_pack)
-    return Price(prompt_shape(pack.spec, {name: tensor.type for name, tensor in pack.items()}, request.param))
+    types = {name: tensor.type for name, tensor in pack.items()}
+    return Price(prompt_shape(pack.spec, types, request.param), MIXER_ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +29,9 @@ def buffers(price):
 @settings(max_examples=300)
 @given(rows=st.integers(1, 8192))
 def test_a_read_of_any_length_fits_the_parts_of_its_step(price, buffers, rows):
-    whole, mixers, experts = price.parts(rows)
+    whole, work = price.parts(rows)
     parts = buffers.parts(rows)
-    assert whole + MORE <= parts.whole and mixers <= parts.mixers and experts <= parts.experts
+    assert whole + MORE <= parts.whole and work <= parts.work
     assert parts.ring == (RING if parts == buffers.parts(STREAM_MIN) or rows > STREAM_MIN else 0)
     assert buffers(rows) == parts.n_bytes and parts.n_bytes % 256 == 0
 

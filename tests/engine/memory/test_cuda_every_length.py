@@ -36,15 +36,15 @@ FLOATS = ("odd-f32", "tiny-bf16")
 
 
 def lending(room: LoanRoom, price: Priced) -> LoanPlan:
-    """Pieces of just their price, experts in the head where it holds them."""
-    whole, mixers, experts = (-(-part // 256) * 256 for part in price.parts(room.most))
-    lent, at, pieces = experts <= room.head, 0, []
-    for size in (whole + room.beside, mixers, room.ring_step, *([] if lent else [experts])):
+    """Pieces of just their price, the blocks' part in the head where that holds it."""
+    whole, work = (-(-part // 256) * 256 for part in price.parts(room.most))
+    lent, at, pieces = work <= room.head, 0, []
+    for size in (whole + room.beside, room.ring_step, *([] if lent else [work])):
         pieces.append(Piece(False, at, at + size))
         at += size
-    held = Piece(True, 0, experts) if lent else pieces.pop()
+    held = Piece(True, 0, work) if lent else pieces.pop()
     own = max(at, 4 * price(STAYS))
-    return LoanPlan(room.most, 0, STAYS, pieces[0], pieces[1], held, pieces[2], own, room.beside)
+    return LoanPlan(room.most, 0, STAYS, pieces[0], held, pieces[1], own, room.beside)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_slots_that_are_lent_have_room_for_every_length(
 ):
     pack, profile = open_pack(packs[name]), tmp_path / "order.strp"
     layers, experts = pack.spec.layers, pack.spec.experts
-    slots = layers * experts - 8
+    slots = layers * experts - 24
     write_profile(profile, Profile(layers, experts, slots, tuple(by_number(layers, experts))))
     share = 1.0 if name in FLOATS else 0.5
     how = {"expert_cache": slots, "expert_profile": str(profile), "prefill": 22, "short_read": 0, "pcie_frac": share}

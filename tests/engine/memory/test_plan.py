@@ -71,7 +71,7 @@ def test_the_8_gb_card_reads_in_short_chunks_and_with_the_alias_in_2048(planned)
     more = lent.card.slots.n_bytes - plain.card.slots.n_bytes
     assert abs(more - 417 * MIB) < 4 * MIB
     assert lent.card.free_reading >= 512 * MIB > plain.card.free - 417 * MIB > 0
-    assert lent.card.layout.lent > 0.85 * len(lent.card.slots)
+    assert lent.card.layout.lent > 0.5 * len(lent.card.slots)
 
 
 def test_a_12_gb_card_borrows_the_longest_chunk_and_the_alias_gains_nothing(planned):
@@ -94,7 +94,7 @@ def test_a_32_gb_card_with_a_given_cache_reads_in_own_buffers_and_keeps_no_copie
     assert own.homes.lent_copies == 0
     _, _, lending = planned(f"{DESKTOP} --expert-cache 5400", Switches(own=False))
     assert (lending.card.way, len(lending.card.slots)) == ("borrowed", len(own.card.slots))
-    assert lending.card.layout.lent > 1000
+    assert lending.card.layout.lent > 600
 
 
 def test_a_32_gb_card_with_an_auto_cache_borrows_with_and_without_the_own_planner(planned):
@@ -116,7 +116,7 @@ def test_a_card_that_holds_everything_has_no_experts_in_ram(planned):
     assert plan.shortfalls == ()
 
 
-@pytest.mark.parametrize(("vram", "more", "chunks"), [(8151, 3.0, 1.3), (12_288, 1.2, 4.0)])
+@pytest.mark.parametrize(("vram", "more", "chunks"), [(8151, 1.7, 2.8), (12_288, 1.1, 4.0)])
 def test_a_card_whose_prompts_borrow_slots_has_more_experts_and_longer_chunks(planned, vram, more, chunks):
     line = f"--device cuda --vram-limit-mib {vram} --ram-limit-mib 120000 --max-context 32768 --kv int8 PROFILE"
     (_, _, lends), (_, _, owns) = planned(line), planned(f"{line} --no-prefill-borrow")

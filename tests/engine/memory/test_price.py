@@ -9,7 +9,7 @@ import pytest
 
 from strata.engine.device.arena import MIB
 from strata.engine.device.meter import Meter
-from strata.engine.memory.price import Price, prompt_shape
+from strata.engine.memory.price import MIXER_ROWS, Price, prompt_shape
 from strata.engine.memory.sizes import draft_bytes, model_sizes, rope_bytes
 from strata.engine.model.draft import DraftLayer
 from strata.engine.model.model import bind
@@ -19,8 +19,8 @@ from strata.engine.pack import Pack, open_draft, open_pack
 SMALL = ("tiny-q8_0", "tiny-q2_0", "tiny-q4_k_m", "tiny-iq3_xxs", "tiny-bf16", "odd-f32", "odd-q2_0")
 
 
-def price_of(pack: Pack, context: int) -> Price:
-    return Price(prompt_shape(pack.spec, {name: pack[name].type for name in pack}, context))
+def price_of(pack: Pack, context: int, mixer_rows: int = 0) -> Price:
+    return Price(prompt_shape(pack.spec, {name: pack[name].type for name in pack}, context), mixer_rows)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -61,13 +61,14 @@ def test_the_full_size_is_that_of_the_published_model(full_pack):
     assert full_pack.stat().st_size > 61e9 > 1e9 > full_pack.stat().st_blocks * 512
 
 
+@pytest.mark.parametrize("mixer_rows", [0, MIXER_ROWS])
 @pytest.mark.parametrize("context", [32_768, 262_144, 1000])
-def test_a_chunk_of_the_full_size_never_takes_more_than_its_price(full_pack, counted, cards, context):
+def test_a_chunk_of_the_full_size_never_takes_more_than_its_price(full_pack, counted, cards, context, mixer_rows):
     pack = open_pack(full_pack)
-    price = price_of(pack, context)
+    price = price_of(pack, context, mixer_rows)
     chunks = [n for n in (32, 200, 256, 512, 768, 1024, 2048, 4096, 8192) if n <= context]
     for figures in (cards.h100, cards.laptop):
-        for chunk, taken in counted(pack, context, [0, *chunks], figures=figures).items():
+        for chunk, taken in counted(pack, context, [0, *chunks], figures=figures, mixer_rows=mixer_rows).items():
             mine = price(chunk) if chunk else price.windows
             assert taken <= mine <= max(1.1 * taken + 32 * MIB, price.windows)
         assert price.windows < 30 * MIB
@@ -99,9 +100,15 @@ def test_no_part_of_a_shorter_pass_takes_more_than_that_of_a_chunk(packs, counte
     check_parts(price_of(pack, 128), counted(pack, 128, [*range(1, 129)]))
 
 
+def test_no_part_of_a_chunk_whose_mixers_take_some_rows_at_a_time_takes_more_than_its_price(full_pack, counted):
+    pack = open_pack(full_pack)
+    lengths = [n + more for n in (1024, 2048, 3072) for more in (-1, 0, 1, 17)] + [1500, 3840, 8192]
+    check_parts(price_of(pack, 32_768, MIXER_ROWS), counted(pack, 32_768, lengths, mixer_rows=MIXER_ROWS))
+
+
 def check_parts(price: Price, counts) -> None:
     lengths, prices = sorted(counts), [price.parts(n) for n in sorted(counts)]
-    for part in range(3):
+    for part in range(2):
         column = [each[part] for each in prices]
         assert column == sorted(column), "what is planned for a chunk is there for every shorter pass"
     assert not [n for n, mine in zip(lengths, prices, strict=True) if any(map(int.__gt__, counts[n].parts, mine))]

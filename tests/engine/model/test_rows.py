@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from strata.engine.device.host import HostDevice, Memory
 from strata.engine.model import MAX_ROWS, Model, Rows
+from strata.engine.model.rows import RUN_GRID, cuts, part_of
 from strata.engine.state.pages import OutOfPages
 from strata.engine.state.slots import StateTooLarge
+from strata.kernels.cuda.plans import WINDOW_ROWS
 
 
 def test_rows_are_the_parts_one_after_another():
@@ -96,3 +101,32 @@ def test_more_experts_a_token_than_the_kernels_take_are_refused(pack_of, altered
     pack = pack_of("odd-q2_0")
     with pytest.raises(ValueError, match="uses 65 experts a token, at most 64"):
         Model(altered(pack, spec=replace(pack.spec, experts_used=65)), HostDevice("reference", 1), 64)
+
+
+@given(n=st.integers(1, MAX_ROWS), most=st.integers(2, 40))
+def test_runs_cover_the_rows_in_order_and_none_is_as_short_as_a_window(n, most):
+    most *= RUN_GRID
+    edges = cuts(n, most)
+    lengths = [end - begin for begin, end in pairwise(edges)]
+    assert edges[0] == 0 and edges[-1] == n and max(lengths) <= most
+    assert cuts(n, 0) == [0, n]
+    if n > most:
+        assert min(lengths) > WINDOW_ROWS and all(edge % RUN_GRID == 0 for edge in edges[:-1])
+
+
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=5), st.lists(st.integers(1, 300), max_size=4))
+def test_runs_go_on_with_a_sequence_where_the_run_before_has_left_it(lengths, edges):
+    """States are rows that a pass reads and rows that it writes: a token of a sequence finds its predecessor's."""
+    begins = [0, *accumulate(lengths)]
+    names = [2 * i | 1 << 16 for i in range(len(lengths))]  # reads row 2 i, writes row 2 i + 1
+    segments = np.array([names, begins[:-1], begins[1:]], np.int32).T.copy()
+    state = {row: 0 for i in range(len(lengths)) for row in (2 * i, 2 * i + 1)}
+    for begin, end in pairwise(sorted({0, begins[-1], *(edge for edge in edges if edge < begins[-1])})):
+        part = part_of(segments, begin, end)
+        assert part.dtype == np.int32 and part.flags.c_contiguous
+        assert part[0, 1] == 0 and part[-1, 2] == end - begin and (part[1:, 1] == part[:-1, 2]).all()
+        for name, first, last in part.tolist():
+            row = name & 0xFFFF
+            state[row ^ name >> 16] = state[row] + last - first
+    assert [state[2 * i + 1] for i in range(len(lengths))] == lengths
+    assert not any(state[2 * i] for i in range(len(lengths))), "what was there before is still there"
