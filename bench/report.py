@@ -12,6 +12,7 @@ import datetime
 import hashlib
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -24,6 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 HEADER_HASH_BYTES = 1 << 20
+FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s/'\"]+/)+")
+"""Of an absolute path, all before its last name."""
 
 
 def machine() -> dict[str, Any]:
@@ -120,18 +123,21 @@ class Report(msgspec.Struct, kw_only=True):
     machine: dict[str, Any] = msgspec.field(default_factory=machine)
 
     def write(self, path: Path) -> None:
-        """Writes the JSON whole or not at all. Of files that flags name, their names: folders are a machine's own."""
+        """Writes the JSON whole or not at all. Of files that flags or checks name, their names: folders are a machine's
+        own."""
         temporary = path.with_name(path.name + ".tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = msgspec.structs.replace(self, flags={name: _named(value) for name, value in self.flags.items()})
+        flags = {name: _named(value) for name, value in self.flags.items()}
+        checks = [msgspec.structs.replace(check, detail=_named(check.detail)) for check in self.checks]
+        kept = msgspec.structs.replace(self, flags=flags, checks=checks)
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
         temporary.replace(path)
 
 
 def _named(value: Any) -> Any:
-    """A flag's value with files named without their folders."""
+    """Text, or a list of it, with files named without their folders."""
     if isinstance(value, str):
-        return " ".join(Path(word).name if word.startswith("/") else word for word in value.split(" "))
+        return FOLDERS.sub("", value)
     return [_named(each) for each in value] if isinstance(value, list) else value
 
 

@@ -121,7 +121,8 @@ def report_of(args: argparse.Namespace, found: dict[Start, Measured]) -> Report:
         if start is not first:
             same = one.tokens == wanted.tokens
             checks.append(Check(f"{start.name} says what {first.name} says", same))
-    flags = {"device": args.device, "threads": args.threads, "prompt": args.prompt, "extra": args.extra}
+    flags = {"device": args.device, "threads": args.threads, "prompt": args.prompt, "generate": args.generate}
+    flags["extra"] = args.extra
     return Report(tool="strata-bench tiers", records=records, checks=checks, flags=flags, pack=pack_facts(args.pack))
 
 

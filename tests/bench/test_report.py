@@ -51,11 +51,13 @@ def test_report_survives_its_file_and_leaves_no_temporary(tmp_path: Path):
     assert [p.name for p in path.parent.iterdir()] == ["r.json"]
 
 
-def test_flags_name_files_without_the_folders_of_a_machine(tmp_path: Path):
+def test_flags_and_checks_name_files_without_the_folders_of_a_machine(tmp_path: Path):
     flags = {"extra": ["--mtp", "/home/me/draft.gguf", "--spec", "4"], "words": "--mtp /home/me/draft.gguf", "n": 3}
-    Report(tool="t", records=[], flags=flags).write(tmp_path / "r.json")
-    kept = msgspec.json.decode((tmp_path / "r.json").read_bytes())["flags"]
-    assert kept == {"extra": ["--mtp", "draft.gguf", "--spec", "4"], "words": "--mtp draft.gguf", "n": 3}
+    check = Check("c", False, "main(['--pack', '/tmp/some-1/odd.gguf']): 3 tokens/s of tests/bench, 1/2")
+    Report(tool="t", records=[], flags=flags, checks=[check]).write(tmp_path / "r.json")
+    kept = msgspec.json.decode((tmp_path / "r.json").read_bytes())
+    assert kept["flags"] == {"extra": ["--mtp", "draft.gguf", "--spec", "4"], "words": "--mtp draft.gguf", "n": 3}
+    assert kept["checks"][0]["detail"] == "main(['--pack', 'odd.gguf']): 3 tokens/s of tests/bench, 1/2"
 
 
 def test_machine_facts_name_no_host_and_no_path():
