@@ -47,7 +47,7 @@ test: $(VENV)/.test
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not gpu and not soak"
 
 soak: $(VENV)/.test
-	$(BIN)/pytest -m soak
+	$(BIN)/pytest -m "soak and not gpu"
 
 gpu-test: $(VENV)/.test
 	$(BIN)/python -m strata.bench.gpu_tests --json build/gpu-tests.json

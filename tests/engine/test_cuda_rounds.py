@@ -111,7 +111,15 @@ def plain(runner, tokens: np.ndarray, how: Sampling, n: int, slot: int = 1) -> t
     return got, [*states, runner.state.state_bytes(slot)]
 
 
-@pytest.mark.parametrize(("how", "after"), [(GREEDY, 1), (DRAWN, 2), (GREEDY, 3), (DRAWN, 3)])
+@pytest.mark.parametrize(
+    ("how", "after"),
+    [
+        (GREEDY, 1),
+        pytest.param(DRAWN, 2, marks=pytest.mark.soak),
+        pytest.param(GREEDY, 3, marks=pytest.mark.soak),
+        (DRAWN, 3),
+    ],
+)
 def test_rounds_say_what_windows_say_and_leave_their_state_while_the_next_one_runs(runner, how, after):
     ids, n = page_before(37), 44
     whole, states = plain(runner, ids, how, n)

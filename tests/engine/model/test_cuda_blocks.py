@@ -56,7 +56,7 @@ def check(found: list, wanted: list) -> None:
             np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("mixer_rows", [0, MIXER_ROWS])
+@pytest.mark.parametrize("mixer_rows", [pytest.param(0, marks=pytest.mark.soak), MIXER_ROWS])
 def test_prompts_and_windows_have_the_bits_of_the_host(any_card, trunk, wanted, mixer_rows):
     device = Forgetful(driver=any_card())
     device.mixer_rows = mixer_rows
