@@ -5,11 +5,13 @@ from __future__ import annotations
 from argparse import Namespace
 
 import numpy as np
+import pytest
 
 from strata.bench import kv_resident_cuda as bench
 from strata.kernels.ops import PAGE
 
 
+@pytest.mark.soak  # the emulated card
 def test_a_text_with_keys_and_values_in_ram_is_the_same_and_both_are_measured(emulated_card, trunk):
     args, runs = Namespace(pack="", context=4 * PAGE, kv="int8", chunk=PAGE), {}
     prompt = np.random.default_rng(1).integers(0, 900, 2 * PAGE + 5).astype(np.int32)

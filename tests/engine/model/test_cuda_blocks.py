@@ -14,7 +14,8 @@ from strata.kernels.cuda.plans import WINDOW_ROWS
 
 CONTEXT, CHUNK, MIXER_ROWS = 320, 200, 128
 LENGTHS = (17, CHUNK, 5, WINDOW_ROWS, 40)
-"""A chunk that is no window, the longest one, windows, and one behind them."""
+BESIDE = 20
+"""A chunk that is no window, the longest one, windows, and one behind them; of the other sequence BESIDE at most."""
 
 
 class Forgetful(CudaDevice):
@@ -32,8 +33,8 @@ def ids(n: int) -> np.ndarray:
 def read(model: Model, state, fetch) -> list:
     """Logits of all rows of two sequences that are read in turn, and their states."""
     found = []
-    for n in LENGTHS:
-        for slot in (0, 1):
+    for length in LENGTHS:
+        for slot, n in ((0, length), (1, min(length, BESIDE))):
             rows = Rows.of([(slot, state.length(slot), ids(n + slot)[:n] % model.spec.vocab)])
             found.append(fetch(model.forward(rows, state, range(len(rows) - 3, len(rows)))))
     both = [(slot, state.length(slot), ids(20) % model.spec.vocab) for slot in (1, 0)]
