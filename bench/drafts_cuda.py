@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from strata.bench.report import Check, Record, Report, pack_facts, show
+from strata.bench.report import Check, Record, Report, finish, pack_facts
 from strata.engine.cuda_runner import CudaRunner
 from strata.engine.drafts import draft_pack
 from strata.engine.flags import WINDOW_ROWS
@@ -195,12 +195,7 @@ def main(argv: list[str] | None = None) -> int:
     records = measure(runner, prompt, args.rows, args.tokens, console) if all(each.ok for each in found) else []
     flags = {"card": runner.where, "depth": args.depth, "tokens": args.tokens, "draft_layer": args.mtp is not None}
     report = Report(tool="drafts_cuda", records=records, checks=found, flags=flags, pack=pack_facts(args.pack))
-    show(report, console)
-    for each in found:
-        console.print(f"{'ok' if each.ok else 'DIFFERS'}: {each.name}")
-    if args.json:
-        report.write(args.json)
-    return 0 if all(each.ok for each in found) else 1
+    return finish(report, args.json, console)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from strata.bench.report import Check, Record, Report, pack_facts, show
+from strata.bench.report import Check, Record, Report, finish, pack_facts
 from strata.engine.cuda_runner import CudaRunner
 from strata.engine.device.driver import Driver
 from strata.engine.options import Options, fitted
@@ -112,12 +112,7 @@ def main(argv: list[str] | None = None) -> int:
         tool="kv_resident_cuda", records=records(runs), checks=found, flags={"card": card, **flags},
         pack=pack_facts(args.pack),
     )  # fmt: skip
-    show(report, console)
-    for each in found:
-        console.print(f"{'ok' if each.ok else 'DIFFERS'}: {each.name}")
-    if args.json:
-        report.write(args.json)
-    return 0 if all(each.ok for each in found) else 1
+    return finish(report, args.json, console)
 
 
 if __name__ == "__main__":
