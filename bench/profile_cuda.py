@@ -3,16 +3,20 @@
 The engine's own runner decodes (windows as graphs) and reads a prompt while CUPTI records every kernel; the recorder is
 PyTorch's, which is no dependency of the project and has to be there. A record is the sum over one token, or over one
 prompt, of one kernel; `runs` counts its launches. Copies count as kernels and run beside them, so the sum may be more
-than `from the first to the last`.
+than `from the first to the last`. Where a prompt streams experts, "the link rests" says for how long nothing came from
+RAM, and which kernels ran meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import bisect
 import collections
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -27,6 +31,9 @@ from strata.kernels.ops import Sampling
 
 _NOTHING = np.empty(0, np.int32)
 SHOWN = 24
+LINK_SHOWN = 8
+COPY = "HtoD"
+"""In the recorder's names of copies from RAM."""
 
 
 class Sequence:
@@ -74,7 +81,56 @@ def kernels(work: Callable[[], None], name: str, per: int) -> list[Record]:
         launches = round(len(t) / per)
         work_name = f"{name}: {kernel}, {launches} launches, {100 * us / total:.1f} %"
         out.append(Record(work=work_name, unit="us", median=us, min=us, max=us, runs=len(t)))
+    return out + link_rests([Span(e.name, e.time_range.start / per, e.time_range.end / per) for e in own], name)
+
+
+class Span(NamedTuple):
+    """What the card did from `begin` to `end`, in microseconds."""
+
+    name: str
+    begin: float
+    end: float
+
+
+def link_rests(spans: list[Span], name: str) -> list[Record]:
+    """How long nothing came from RAM between the first copy and the last, and what ran meanwhile; nothing where no
+    large part of the time is copies."""
+    copies = merged([span for span in spans if COPY in span.name])
+    busy = sum(end - begin for begin, end in copies)
+    if not spans or busy < (max(s.end for s in spans) - min(s.begin for s in spans)) / 4:
+        return []
+    rests = [(a[1], b[0]) for a, b in itertools.pairwise(copies)]
+    work = sorted((span for span in spans if COPY not in span.name), key=lambda span: span.begin)
+    during: dict[str, float] = collections.defaultdict(float)
+    for span in work:
+        during[span.name] += overlap(span, rests)
+    idle = sum(b - a for a, b in rests) - sum(overlap(Span("", *each), rests) for each in merged(work))
+    during["nothing at all"] = max(0.0, idle)
+    out = [Record.of(f"{name}: the link brings", "us", [busy])]
+    out.append(Record.of(f"{name}: the link rests", "us", [sum(b - a for a, b in rests)]))
+    for kernel, us in sorted(during.items(), key=lambda item: -item[1])[:LINK_SHOWN]:
+        out.append(Record.of(f"{name}: the link rests beside {kernel}", "us", [us]))
     return out
+
+
+def merged(spans: list[Span]) -> list[tuple[float, float]]:
+    """When at least one of them ran, in order."""
+    out: list[tuple[float, float]] = []
+    for span in sorted(spans, key=lambda span: span.begin):
+        if out and span.begin <= out[-1][1]:
+            out[-1] = out[-1][0], max(out[-1][1], span.end)
+        else:
+            out.append((span.begin, span.end))
+    return out
+
+
+def overlap(span: Span, rests: list[tuple[float, float]]) -> float:
+    """How much of a span lies in the rests, which are in order."""
+    first = max(0, bisect.bisect_left(rests, (span.begin, span.begin)) - 1)
+    total = 0.0
+    for begin, end in itertools.takewhile(lambda rest: rest[0] < span.end, rests[first:]):
+        total += max(0.0, min(end, span.end) - max(begin, span.begin))
+    return total
 
 
 def main() -> int:
