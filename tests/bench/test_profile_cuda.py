@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +34,7 @@ def test_rests_and_copies_never_overlap_and_cover_all(copies: list[tuple[int, in
         busy[begin : begin + n] = True
     spans = merged([Span(COPY, begin, begin + n) for begin, n in copies])
     assert sum(b - a for a, b in spans) == busy.sum()
-    rests = [(a[1], b[0]) for a, b in zip(spans, spans[1:], strict=False)]
+    rests = [(a[1], b[0]) for a, b in itertools.pairwise(spans)]
     begin, end = span[0], sum(span)
     inside = np.arange(100)[begin:end]
     inside = inside[(inside >= spans[0][0]) & (inside < spans[-1][1])]
