@@ -1,8 +1,8 @@
 """Train the demo pack: a leg of some minutes on one card, then a checkpoint, then the next leg.
 
     python -m strata.bench.demo_pack.train --minutes 9 --total-minutes 25 --out CKPT [--resume CKPT] [--exact FOLDER]
-        [--again] [--rate 4e-3] [--round-from 0.7] [--seed 1] [--tokens 65536] [--workers 12] [--device cuda]
-        [--no-compile] [--smoke]
+        [--again] [--rate 4e-3] [--draft-rate 4e-3] [--round-from 0.7] [--seed 1] [--tokens 65536] [--workers 12]
+        [--device cuda] [--no-compile] [--smoke]
 
 Schedule  follows the minutes that all legs of a course have spent, compiling included: warm-up, then a cosine to LAST
           of the rate; from SPARSE_FROM on attention keeps to the indexer's choice; from --round-from on the weights of
@@ -73,15 +73,22 @@ def rate_at(progress: float, warm_step: int) -> float:
 
 
 def optimizers(model: DemoModel) -> list[torch.optim.Optimizer]:
-    matrices: list[torch.Tensor] = []
-    others: list[torch.Tensor] = []
-    for name, p in model.tensors().items():
-        narrow = p.ndim < 2 or name.startswith(ADAM_ENDS) or any(part in name for part in ADAM)
-        (others if narrow else matrices).append(p)
-    decayed = [p for p in others if p.ndim > 1]
-    plain = [p for p in others if p.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": plain, "weight_decay": 0.0}]
-    adam = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), eps=1e-10, fused=decayed[0].is_cuda)
+    """Each in two groups, the model's and the draft layer's, which may have a rate of its own."""
+    matrices: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    of_draft = model.geometry.draft_shapes()
+    for draft in (False, True):
+        own = {name: p for name, p in model.tensors().items() if (name in of_draft) == draft}
+        narrow = {
+            name for name, p in own.items() if p.ndim < 2 or name.startswith(ADAM_ENDS) or any(w in name for w in ADAM)
+        }
+        matrices.append({"params": [p for name, p in own.items() if name not in narrow], "draft": draft})
+        decayed = [own[name] for name in own if name in narrow and own[name].ndim > 1]
+        plain = [own[name] for name in own if name in narrow and own[name].ndim < 2]
+        others.append({"params": decayed, "weight_decay": WEIGHT_DECAY, "draft": draft})
+        others.append({"params": plain, "weight_decay": 0.0, "draft": draft})
+    fused = next(iter(model.tensors().values())).is_cuda
+    adam = torch.optim.AdamW(others, lr=RATE, betas=(0.9, 0.95), eps=1e-10, fused=fused)
     return [Muon(matrices, RATE, weight_decay=WEIGHT_DECAY), adam]
 
 
@@ -97,8 +104,10 @@ class Training:
         compiled: Callable[[Any], Any],
         rate: float = RATE,
         round_from: float = ROUND_FROM,
+        draft_rate: float | None = None,
     ) -> None:
         self.geometry, self.seed, self.device, self.rate = geometry, seed, torch.device(device), rate
+        self.draft_rate = rate if draft_rate is None else draft_rate
         self.round_from = round_from
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.model = DemoModel(geometry, seed, compiled).to(self.device)
@@ -170,10 +179,10 @@ class Training:
 
     def learn(self, batch: Batch, progress: float) -> Losses:
         """One step. Asks for nothing that would make the host wait for the card."""
-        rate = self.rate * rate_at(progress, self.warm_step)
+        share = rate_at(progress, self.warm_step)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = share * (self.draft_rate if group["draft"] else self.rate)
         tokens = self.on_device(batch)
         turn, other = divmod(self.step, CHAIN_EVERY)
         out = self.forward(tokens, progress, None if other else turn % CHAIN_ROWS)
@@ -289,6 +298,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     arguments.add_argument("--again", action="store_true", help="begin another course with this leg")
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--rate", type=float, default=RATE, help="learning rate after the warm-up")
+    arguments.add_argument("--draft-rate", type=float, help="the draft layer's (default: as --rate)")
     arguments.add_argument(
         "--round-from",
         type=float,
@@ -309,7 +319,7 @@ def begin(given: argparse.Namespace) -> Training:
     torch._dynamo.config.cache_size_limit = COMPILED_KINDS
     compiled = (lambda f: f) if given.no_compile else partial(torch.compile, dynamic=False)
     geometry = SMOKE if given.smoke else Geometry()
-    training = Training(geometry, given.seed, given.device, compiled, given.rate, given.round_from)
+    training = Training(geometry, given.seed, given.device, compiled, given.rate, given.round_from, given.draft_rate)
     if given.exact and (given.exact / EXACT).exists():
         training.load_exact(given.exact / EXACT)
     elif given.resume:

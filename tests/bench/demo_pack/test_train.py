@@ -238,6 +238,15 @@ def test_exact_resuming_learns_what_one_run_learns(tmp_path):
         assert torch.equal(second.model.tensors()[name], p), name
 
 
+def test_the_draft_layer_alone_follows_a_rate_of_its_own():
+    training = train.Training(SMOKE, 1, "cpu", lambda f: f, rate=0.0, draft_rate=1e-2)
+    before = {name: p.detach().clone() for name, p in training.model.tensors().items()}
+    for i in range(2):
+        training.learn(aligned(STREAM.batch(i), SMOKE.block, END), 0.4)
+    changed = {name for name, p in training.model.tensors().items() if not torch.equal(before[name], p)}
+    assert changed and changed <= set(SMOKE.draft_shapes())
+
+
 def test_a_leg_does_not_go_on_from_weights_that_are_no_numbers(tmp_path):
     first, second = (train.Training(SMOKE, 1, "cpu", lambda f: f) for _ in range(2))
     next(iter(first.model.tensors().values())).data.view(-1)[5] = math.nan
