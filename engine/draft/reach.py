@@ -9,6 +9,7 @@ Units    milliseconds of any clock; `n` counts drafts of a window that the layer
 
 from __future__ import annotations
 
+from math import prod
 from typing import Final
 
 from strata.engine.draft.policy import OUTLIER
@@ -84,14 +85,25 @@ class Reach:
             self._asked += 1
             if self._asked <= ASKED:
                 return most
-        tokens, kept, best, least = 1.0, 1.0, 1, float("inf")
-        for n in range(1, most + 1):
-            kept *= self._kept[n - 1] if n <= len(self._kept) else 1.0
-            tokens += kept
-            cost = self._times.of(n) / tokens
-            if cost < least:
-                best, least = n, cost
-        return best
+        return self._best(most)[0]
+
+    def best_ms(self, most: int) -> float | None:
+        """Milliseconds of a token with as many drafts as pay; None: not all that decides has been measured."""
+        return self._best(most)[1] if most and self._times.known(1) and self._times.known(most) else None
+
+    def ms_of(self, n: int) -> float | None:
+        """Milliseconds of a token with n drafts; None: no such window has been measured."""
+        return self._times.of(n) / self._tokens(n) if self._times.known(n) else None
+
+    def _best(self, most: int) -> tuple[int, float]:
+        """The drafts that make a token cheapest, and its milliseconds."""
+        ms, n = min((self._times.of(n) / self._tokens(n), n) for n in range(1, most + 1))
+        return n, ms
+
+    def _tokens(self, n: int) -> float:
+        """What a window with n drafts gives, by the shares that were kept."""
+        kept = (self._kept + [1.0] * n)[:n]
+        return sum(prod(kept[:depth]) for depth in range(n + 1))
 
     def saw(self, n: int, kept: int, most: int) -> None:
         """A window had n drafts of the layer, of which the first `kept` were right; it might have had `most`."""

@@ -61,6 +61,7 @@ class SoloDrafting:
         self._clock = clock
         self._window_times = WindowTimes()
         self._round_times = WindowTimes()
+        self._text_times = WindowTimes()  # of windows between rounds, whose drafts are from the text
         self._payoff = Payoff(self.times)
         self._drafts: Drafts | None = None
 
@@ -70,7 +71,8 @@ class SoloDrafting:
         before = self._drafts
         reach = Reach(self._window_times, None if before is None else before.reach)
         of_rounds = Reach(self._round_times, None if before is None else before.rounds.reach)
-        rounds = partial(RoundDrafting, self._runner, self._rules, self._end_ids, self._clock, self._payoff, of_rounds)
+        common = self._runner, self._rules, self._end_ids, self._clock, self._payoff
+        rounds = partial(RoundDrafting, *common, of_rounds, Reach(self._text_times))
         self._drafts = Drafts(self._payoff, reach, self._rules.min_p if min_p is None else min_p, rounds)
         return self._drafts
 

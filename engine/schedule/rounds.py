@@ -4,7 +4,7 @@ Rounds feed themselves (`Runner.round`), so nothing waits for the host: windows 
 pause. What follows is decided a window early, by what is known then: how many drafts pay, whether drafts do at all, and
 that whatever the round under way gives, the next one still fits what the request may say. Where many tokens agree with
 what the text said before, its own words are the drafts: nothing is started ahead, and a window from the host verifies
-them.
+them; unless rounds were measured to have more tokens in the time.
 
 Units    milliseconds of the given clock
 Effects  computing goes through the `Runner`; how long it took decides how it goes on (`draft.policy`, `draft.reach`)
@@ -27,6 +27,10 @@ from strata.engine.schedule.ports import DraftRules, Row, Runner
 SHORT: Final = 4
 """Tokens that may still come below which no round is started behind a window without drafts."""
 
+WORTH: Final = 0.9
+"""Of a token's time in rounds, what one may take from the text's own words: to leave rounds and to come back costs a
+pause each."""
+
 
 class RoundDrafting:
     """Of one request. `counts`: what becomes of its drafts."""
@@ -39,9 +43,11 @@ class RoundDrafting:
         clock: Callable[[], float],
         payoff: Payoff,
         reach: Reach,
+        text: Reach,
         counts: DraftCounts,
     ) -> None:
         self.reach = reach
+        self._text = text
         self._runner = runner
         self._rules = rules
         self._end_ids = end_ids
@@ -58,7 +64,7 @@ class RoundDrafting:
         ahead = self._window or self._drafts is not None
         begun = self._at if ahead else self._clock()
         found = suffix_draft(row.tokens, min(self._rules.suffix, n_left - 1, WINDOW_ROWS - 1))
-        repeats = found.agreed >= LONGEST
+        repeats = found.agreed >= LONGEST and self._text_pays(len(found.tokens), self._most(row))
         if self._drafts is None and (self._window or n_left < 2 or not self._payoff.wants(1)):
             return self._plain(row, n_left, repeats, begun)
         if self._drafts is None and repeats:
@@ -80,10 +86,19 @@ class RoundDrafting:
         """A window that verifies what the text has."""
         drafts = before_end(found.tokens, self._end_ids)
         (said,) = self._runner.verify([row._replace(drafts=drafts)])
+        ms = self._clock() - begun
         if drafts:
             self._counts.add(len(drafts), len(said) - 1, 0)
-        self._drafted(self._clock() - begun, len(said))
+            self._text.saw(len(drafts), len(said) - 1, len(drafts))
+            self._text.timed(len(drafts), ms)
+        self._drafted(ms, len(said))
         return said
+
+    def _text_pays(self, n: int, most: int) -> bool:
+        """Whether n drafts from the text are worth leaving rounds for, of up to `most` drafts. What was not measured is
+        tried."""
+        of_text, of_rounds = self._text.ms_of(n), self.reach.best_ms(most)
+        return of_text is None or of_rounds is None or of_text < WORTH * of_rounds
 
     def _round(self, row: Row, n_left: int, repeats: bool, begun: float) -> list[int]:
         most, steady = self._most(row), self._drafts is not None

@@ -75,3 +75,15 @@ def test_whatever_was_seen_at_least_one_and_never_too_many_are_wanted(windows, m
         reach.saw(n, min(kept, n), room)
         reach.timed(n, ms)
     assert min(most, 1) <= reach.want(most) <= most
+
+
+def test_what_a_token_takes_is_told_once_its_windows_were_measured():
+    reach = Reach(WindowTimes())
+    assert reach.best_ms(MOST) is None and reach.ms_of(MOST) is None and reach.best_ms(0) is None
+    run(reach, [1.0, 1.0, 1.0], 0.2, 40)
+    assert reach.ms_of(MOST) == pytest.approx(1.6 / 4, rel=0.01)
+    assert reach.best_ms(MOST) == reach.ms_of(MOST)
+    for _ in range(40):
+        reach.saw(MOST, 1, MOST)
+    assert reach.ms_of(MOST) == pytest.approx(1.6 / 2, rel=0.05)
+    assert reach.best_ms(MOST) == pytest.approx(1.2 / 2, rel=0.05), "one draft is cheaper then"

@@ -274,12 +274,16 @@ def test_only_first_drafts_that_are_right_are_followed_one_at_a_time(schedule, r
     assert model.waited <= 3 and clock.ms < 0.85 * 1500 * FAST
 
 
-def test_a_text_with_long_matches_is_verified_from_the_host_and_nothing_is_started_for_nothing(
-    schedule, rounding_model
-):
-    clock = Clock()
+@pytest.fixture
+def repeating_model(rounding_model):
+    """repeating_model(clock, ..): says fifty tokens twice and then six again and again; verify_ms: what a window from
+    the host takes longer."""
 
     class Repeating(rounding_model):
+        def __init__(self, clock, verify_ms=0.0, **given):
+            super().__init__(clock, **given)
+            self.verify_ms, self.verified = verify_ms, 0
+
         def logits(self, slot: int):
             return self.of(len(self.state.tokens[slot]))
 
@@ -291,7 +295,29 @@ def test_a_text_with_long_matches_is_verified_from_the_host_and_nothing_is_start
             wanted[n % 50 + 10 if n < 100 else 10 + n % 6] = 1
             return wanted
 
-    model = Repeating(clock, row_ms=0.01, end=())
+        def verify(self, rows):
+            self.verified += 1
+            self.clock.ms += self.verify_ms
+            return super().verify(rows)
+
+    return Repeating
+
+
+def test_a_text_with_long_matches_stays_with_rounds_that_are_quicker(schedule, repeating_model):
+    clock = Clock()
+    model = repeating_model(clock, verify_ms=3.0, row_ms=0.01, end=())
+    path = schedule(model, clock=clock, max_context=900, drafts=DraftRules(4, 0.0, 3), end_ids=())
+    tokens, done = run_solo(path, request(max_new=800))
+    assert len(tokens) == 800 and done.chain.suffix_accepted > 0, "its own words were tried"
+    assert model.verified < 20 and model.waited < 30
+    assert clock.ms < 0.5 * 800 * FAST
+
+
+def test_a_text_with_long_matches_is_verified_from_the_host_and_nothing_is_started_for_nothing(
+    schedule, repeating_model
+):
+    clock = Clock()
+    model = repeating_model(clock, row_ms=0.01, end=())
     path = schedule(model, clock=clock, max_context=400, drafts=DraftRules(4, 0.0, 7), end_ids=())
     tokens, done = run_solo(path, request(max_new=300))
     assert tokens == [n % 50 + 10 if n < 100 else 10 + n % 6 for n in range(5, 305)]
