@@ -65,7 +65,7 @@ class Text:
         spent = []
         while len(self.tokens) < len(known):
             right = known[len(self.tokens) :][: rows - 1]
-            drafts = (*right[:-1], right[-1] + 1) if spoil and right else tuple(right)
+            drafts = (*right[:-1], another(right[-1])) if spoil and right else tuple(right)
             row, begun = self.row(drafts), time.perf_counter()
             (said,) = self._runner.verify([row])
             if len(drafts) == rows - 1:
@@ -97,6 +97,11 @@ class Text:
                 said += len(one.tokens)
             self.tokens += one.tokens
         return spent, said
+
+
+def another(token: int) -> int:
+    """A wrong token in place of a right one."""
+    return token - 1 if token else 1
 
 
 def prompt_of(vocab: int, n: int) -> np.ndarray:
