@@ -115,7 +115,8 @@ class EmulatedCard:
     """The machine that a driver is for: while it is plugged in, launches go to the driver that was made last."""
 
     def __init__(self, folder: Path) -> None:
-        self._emulator = load_emulator().Emulator(folder)
+        # Engines run every kernel some hundred times: -O2 takes half as long again to compile, they run in two thirds.
+        self._emulator = load_emulator().Emulator(folder, "-O2")
         self._driver: EmulatedDriver | None = None
         self.loaded: set[tuple[str, tuple[tuple[str, int | str], ...]]] = set()
 
