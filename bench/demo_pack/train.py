@@ -40,7 +40,7 @@ from strata.bench.demo_pack.model import CHAIN_ROWS, DemoModel, Output, rows_of
 from strata.bench.demo_pack.objective import Judged, Losses, Objective, Tokens, ahead, judge
 from strata.bench.demo_pack.optim import Clip, Muon
 
-LENGTHS = ((1024, 0.6), (4608, 0.4))
+LENGTHS = ((1024, 0.7), (4608, 0.3))
 """Two lengths only: each is compiled on its own."""
 SMOKE_LENGTHS = ((256, 1.0),)
 RATE = 4e-3
