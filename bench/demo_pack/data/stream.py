@@ -30,7 +30,6 @@ NO_TASK = 255
 FAILURES = 12
 """A batch is full when so many conversations in a row have found no room."""
 SHORT_CONTEXT = 1024
-LONGER = 0.6
 LENGTHS = ((512, 0.15), (1024, 0.5), (2048, 0.15), (4608, 0.2))
 """Contexts of a mixed stream, and the share of the batches that each has."""
 
@@ -102,11 +101,10 @@ class Stream:
             index += step
 
     def _size(self, rng: Random) -> int:
-        """How long a conversation is wished, as far as its task has a length: log-uniform, in
-        long rows more often long."""
+        """How long a conversation is wished, as far as its task has a length: log-uniform."""
         low = 100 if self.context <= SHORT_CONTEXT else 500
         high = self.context * 0.92
-        return int(low * (high / low) ** rng.random() ** (1.0 if self.context <= SHORT_CONTEXT else LONGER))
+        return int(low * (high / low) ** rng.random())
 
 
 class MixedStream:
