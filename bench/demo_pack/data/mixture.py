@@ -12,7 +12,7 @@ from random import Random
 from strata.bench.demo_pack.data.about import about
 from strata.bench.demo_pack.data.arithmetic import arithmetic, chain, larger
 from strata.bench.demo_pack.data.lists import copy, count, sort
-from strata.bench.demo_pack.data.lookup import lookup, lookups, needle
+from strata.bench.demo_pack.data.lookup import lookup, needle
 from strata.bench.demo_pack.data.prose import story
 from strata.bench.demo_pack.data.records import as_json
 from strata.bench.demo_pack.data.sample import Generator, Sample, Split, split_of
@@ -22,14 +22,12 @@ from strata.bench.demo_pack.data.tools import tool_call, tool_result, tool_unuse
 Weighted = dict[str, tuple[Generator, float]]
 
 SHORT: Weighted = {
-    "arithmetic": (arithmetic, 24), "larger": (larger, 8), "chain": (chain, 3), "sort": (sort, 14),
-    "count": (count, 10), "tools": (tool_call, 20), "results": (tool_result, 5), "no_tool": (tool_unused, 4),
-    "story": (story, 3), "about": (about, 5), "talk": (small_talk, 4),
+    "arithmetic": (arithmetic, 32), "larger": (larger, 8), "chain": (chain, 4), "sort": (sort, 10),
+    "count": (count, 10), "tools": (tool_call, 16), "results": (tool_result, 5), "no_tool": (tool_unused, 3),
+    "story": (story, 4), "about": (about, 7), "talk": (small_talk, 6),
 }  # fmt: skip
-SIZED: Weighted = {
-    "lookup": (lookup, 32), "lookups": (lookups, 32), "needle": (needle, 10), "copy": (copy, 15), "json": (as_json, 11),
-}  # fmt: skip
-LONG: Weighted = {"lookup": (lookup, 30), "lookups": (lookups, 55), "needle": (needle, 15)}
+SIZED: Weighted = {"lookup": (lookup, 58), "needle": (needle, 12), "copy": (copy, 15), "json": (as_json, 15)}
+LONG: Weighted = {"lookup": (lookup, 80), "needle": (needle, 20)}
 GENERATORS: dict[str, Generator] = {name: make for name, (make, _) in (SHORT | SIZED).items()}
 TASKS = tuple(GENERATORS)
 
