@@ -121,7 +121,7 @@ def plain(runner, tokens: np.ndarray, how: Sampling, n: int, slot: int = 1) -> t
     ],
 )
 def test_rounds_say_what_windows_say_and_leave_their_state_while_the_next_one_runs(runner, how, after):
-    ids, n = page_before(37), 44
+    ids, n = page_before(13), 24
     whole, states = plain(runner, ids, how, n)
     tokens, kept, right = begin(runner, ids, how), set(), whole[len(ids) + 1 :][:after]
     assert END not in right, "take another prompt"
@@ -142,7 +142,7 @@ def test_rounds_say_what_windows_say_and_leave_their_state_while_the_next_one_ru
 
 def test_rounds_of_changing_lengths_and_windows_between_them_say_the_same(runner):
     how = DRAWN
-    ids, n = prompt(30, 3), 44
+    ids, n = prompt(30, 3), 34
     whole, states = plain(runner, ids, how, n)
     tokens = begin(runner, ids, how)
     before = runner.cost.dropped
@@ -255,7 +255,7 @@ def answered(path: Path, request: Request, stop_after: int = 0) -> tuple[list[in
 
 def test_requests_with_rounds_end_as_those_without_and_leave_the_same_conversation(runner, seldom_ends):
     """By length, at an end token, by a STOP, continued, and with slots that go on behind them."""
-    asked = [(Request(prompt(20 + n, n), n, how), 0) for n, how in ((1, GREEDY), (2, DRAWN), (23, GREEDY), (40, DRAWN))]
+    asked = [(Request(prompt(20 + n, n), n, how), 0) for n, how in ((1, GREEDY), (2, DRAWN), (13, GREEDY), (24, DRAWN))]
     asked += [(Request(prompt(9, 3), 60, GREEDY), 13), (Request(prompt(9, 3), 8, GREEDY), 0)]
     found = []
     for drafts in (DraftRules(), DraftRules(4)):
@@ -268,7 +268,7 @@ def test_requests_with_rounds_end_as_those_without_and_leave_the_same_conversati
             texts.append((tokens[: stop_after or None], finish, stop_after or runner.state.digest(0)))
             assert runner.state.length(0) == len(request.prompt) + len(tokens) - 1
         following = np.concatenate([asked[-1][0].prompt, texts[-1][0], prompt(5, 8)]).astype(np.int32)
-        texts.append((*answered(path, Request(following, 20, GREEDY)), runner.state.digest(0)))
+        texts.append((*answered(path, Request(following, 10, GREEDY)), runner.state.digest(0)))
         while path.decoding:
             beside += path.step()
         texts.append(([event.id for event in beside if isinstance(event, SlotToken)], beside[-1].finish))

@@ -87,7 +87,7 @@ def one_of_each_mode(jobs: Iterable[tuple[str, Constants]]) -> Iterable[tuple[st
 
 
 MOST = {75: 2, 80: 1, 86: 1, 89: 1, 120: 2}
-"""Sets of constants of a source that are compiled for an architecture, beside one of each mode of the products for sm_90."""
+"""Sets of constants of a source that are compiled for an architecture, beside one of each mode for sm_90."""
 
 
 def test_every_kernel_compiles_and_spills_only_where_it_says_why():
