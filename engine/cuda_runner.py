@@ -316,6 +316,8 @@ class CudaRunner:
 
     def _compute(self, rows: Rows, tokens: I32, want_logits: bool) -> Array | None:
         if len(rows) > WINDOW_ROWS:
+            if self._resident.store is not None:  # a whole chunk that is not the last: another follows
+                self._resident.store.goes_on(len(rows) == self.chunk and not want_logits)
             loan = self._loan if self._loan is not None and self._loan.lend(len(rows)) else None
             logits, x = self._model.read(rows, self.state, [len(rows) - 1] if want_logits and loan is None else [])
             if self.drafter is not None:

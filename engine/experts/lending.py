@@ -79,6 +79,7 @@ class Lending:
         """Experts come back to the slots behind all that is queued."""
         if not self.lent or self._returning:
             return
+        self._store.forget_streamed()
         self._queued.record()
         self._copies.wait_for(self._queued)
         for layer in self._layers:

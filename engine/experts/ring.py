@@ -7,6 +7,9 @@ Rounds are numbered through all layers, and a round always uses the same buffer,
 A round's experts lie in RAM, or in the file only: then the host brings them to the copies' stream itself (reader.py).
 Long prompts take all rounds; of shorter ones those of the file come as far as somebody picked their experts.
 
+Where another pass follows that takes all rounds, its first ones come behind the last ones of this pass, beside all that
+lies between: then copies may be under way when a pass is over, and whoever wants the memory says `forget` first.
+
 Order    a copy waits for the products that read its buffer last, products wait for the copy of their round
 Cost     a copy and two events a round; the last rounds of a pass stay, and are not copied again when they come next
 """
@@ -41,7 +44,7 @@ class Round:
 
 class Ring:
     """memory uint8 (2 * n,): two buffers of n bytes. sent: bytes that were copied there from RAM so far · live: whether
-    anything is copied; what passes compute without means nothing."""
+    anything is copied; what passes compute without means nothing · goes_on: whether another pass follows this one."""
 
     def __init__(self, driver: Driver, memory: Array) -> None:
         self._driver = driver
@@ -54,6 +57,7 @@ class Ring:
         self._rounds: list[Round] = []
         self.sent = 0
         self.live = True
+        self.goes_on = False
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -74,7 +78,11 @@ class Ring:
         return range(first, len(self._rounds))
 
     def forget(self) -> None:
-        """What RAM holds has changed, or will by what is queued: copies come behind that, and of everything."""
+        """What RAM holds has changed, or will by what is queued, or the memory is to be something else's: that comes
+        behind the copies under way, and the next ones behind all that is queued, and of everything."""
+        for landed, number in zip(self._landed, self._holds, strict=True):
+            if number >= 0:
+                self._driver.wait_for(landed)
         self._holds = [-1] * BUFFERS
         for event in self._read:
             event.record()
@@ -87,6 +95,8 @@ class Ring:
             yield from self._given(number)
             if number + BUFFERS < len(self._rounds):
                 self._bring(number + BUFFERS)
+            elif self.goes_on:
+                self._bring(number % BUFFERS)  # the first one of this buffer
 
     def take_picked(self, numbers: range, picked: Mask) -> Iterator[Banks]:
         """The same of rounds of the file, with only the experts that were picked, (experts,)."""

@@ -222,8 +222,14 @@ class ExpertStore:
             self.helpers.measured(self._spare)
 
     def forget_streamed(self) -> None:
-        """The ring's memory was something else's meanwhile: what is copied there comes behind all that is queued."""
+        """The ring's memory was something else's meanwhile, or will be: what is queued from now on comes behind all
+        copies there, and the next of them behind all that is queued."""
         self._ring.forget()
+
+    def goes_on(self, on: bool) -> None:
+        """Whether the next pass is followed by one that streams as well, with nothing between them as a rule: it brings
+        the first experts of that one."""
+        self._ring.goes_on = on
 
     def homes(self, layer: int) -> Homes:
         """Where the experts of a layer lie. Who changes it calls `changing` before and `moved` behind it."""

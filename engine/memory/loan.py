@@ -29,13 +29,15 @@ LEAST: Final = 8
 GAIN: Final = 0.9
 """Of the time without a loan, what one may take that is worth its copy of the head in RAM."""
 LINK: Final = 1 / 54e9
-MIXERS: Final = 75e-6
+MIXERS: Final = 80e-6
 EXPERTS: Final = 50e-6
 ROUND: Final = 0.9e-3
 """Seconds: of a byte over PCIe, of a token in all mixers and in all experts, and what a round through the ring has its
-products take more. H200, 2026-11-30: chunks of 8,192 with whole layers in the ring took 1.06 s, of 2,816 with a ring of
-32 experts 1.8 s, of 1,024 with one of 64 experts 1.2 s; these constants say them within a tenth. Cards differ, but what
-decides between two ways is mostly the link."""
+products take more. H200, 2026-11-30: chunks of 8,192 with whole layers in the ring took 1.06 s, of 3,840 with a ring of
+186 experts 1.26 s, of 2,816 with one of 32 experts 1.8 s, of 2,048 and of 1,024 with one of 64 experts 1.2 s; these
+constants say them within a tenth. Cards differ, but what decides between two ways is mostly the link."""
+UNEVEN: Final = ((0.25, 0.5), (0.75, 0.5))
+"""Of the layers, and of the time of all mixers: those with attention, deep in a prompt, and the others."""
 IN_PLACE: Final = 2
 """How much longer the link takes for experts that kernels read in place."""
 _BUFFERS: Final = 2
@@ -74,7 +76,8 @@ class LoanRoom:
 
     def seconds(self, chunk: int, ring: int) -> float:
         """A token's, in chunks with such a ring: computing or the link, whatever takes longer. The link rests while
-        mixers compute, but for what the ring holds beyond the rounds that products are about to read."""
+        mixers compute, but for what the ring holds beyond the rounds that products are about to read; what it holds
+        more than one layer's mixers need is of no use to another's."""
         link, computing = self.missing * LINK, chunk * (MIXERS + EXPERTS)
         if not self.missing:
             return computing / chunk
@@ -83,7 +86,8 @@ class LoanRoom:
         share = min(_BUFFERS, ring * self.layers / self.missing)  # of a layer's experts
         rounds = self.layers * max(1.0, _BUFFERS / share)
         ahead = share * max(0.0, link - chunk * EXPERTS)
-        rests = max(0.0, chunk * MIXERS + _BUFFERS * self.layers * ROUND - ahead)
+        spare = ahead - _BUFFERS * self.layers * ROUND
+        rests = sum(max(0.0, time * chunk * MIXERS - layers * spare) for layers, time in UNEVEN)
         return max(computing + rounds * ROUND, link + rests) / chunk
 
 

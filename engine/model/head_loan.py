@@ -121,6 +121,8 @@ class HeadLoan(PromptLoan):
         """Bring the head back if it is lent. Raises HeadLost unless it is where it was and what it was."""
         if not self.lent:
             return
+        if self._store is not None:
+            self._store.forget_streamed()  # experts of a chunk that has not come may be on their way there
         self._driver.synchronize()  # what the prompt has queued reads its buffers
         begun = time.perf_counter()
         self._require_place()

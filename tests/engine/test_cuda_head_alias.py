@@ -150,6 +150,7 @@ def test_short_reads_whose_experts_lie_in_the_file_have_the_heads_memory_too(any
 
 
 def test_a_short_read_loads_no_head_and_a_long_one_loads_it_once(any_card, pack, streaming):
+    """Behind a whole chunk experts of the next one are on their way to the ring; none of them reaches the head."""
     runner = made(any_card(), pack, "ring")
     loads = []
     for n in LENGTHS:
@@ -157,6 +158,9 @@ def test_a_short_read_loads_no_head_and_a_long_one_loads_it_once(any_card, pack,
         answered(path_of(runner), Request(ids(n, 1), 2, DRAWN))
         loads.append(runner.figures()["head_loads"] - before)
     assert loads == [int(n > STAYS) for n in LENGTHS]
+    runner._resident.store._ring._copies.finish()
+    head = runner._device.read(runner._resident.loan._bound.data)
+    np.testing.assert_array_equal(head, pack.weight("output.weight").data)
 
 
 def test_a_read_that_is_given_up_leaves_the_head_lent_and_the_next_request_brings_it_back(

@@ -40,21 +40,28 @@ def read_layer(driver, ring: Ring, numbers: range, seen: list) -> None:
 
 
 @settings(deadline=None, max_examples=200)
-@given(layers=LAYERS, experts=st.integers(1, 9), passes=st.integers(1, 3), eager=st.booleans(), waits=st.booleans())
+@given(
+    layers=LAYERS,
+    experts=st.integers(1, 9),
+    passes=st.lists(st.booleans(), min_size=1, max_size=3),
+    eager=st.booleans(),
+    waits=st.booleans(),
+)
 def test_products_see_the_bytes_of_their_round_however_late_or_early_copies_run(
     new_driver, layers, experts, passes, eager, waits
 ):
+    """passes: whether each says that another follows."""
     driver = new_driver(eager)
     ring, numbers, ram = ring_of(driver, layers, experts)
     seen: list[tuple[int, bytes]] = []
-    for _ in range(passes):
+    for ring.goes_on in passes:
         for each in numbers:
             read_layer(driver, ring, each, seen)
             if waits:
                 driver.synchronize()
     driver.synchronize()
     wanted = [bytes(ring._rounds[number].source) for each in numbers for number in each for _ in range(2)]
-    assert [content for _, content in seen] == wanted * passes
+    assert [content for _, content in seen] == wanted * len(passes)
     assert b"".join(wanted[::2]) == b"".join(map(bytes, ram)), "every missing expert comes once"
 
 
@@ -100,6 +107,44 @@ def test_rounds_that_are_still_there_are_not_copied_again(new_driver):
         for each in ram:
             each[:] = 99  # would be seen if it were copied
     assert 99 not in {content[0] for _, content in seen}
+
+
+@settings(deadline=None, max_examples=100)
+@given(layers=LAYERS, experts=st.integers(1, 9), passes=st.lists(st.booleans(), max_size=3), eager=st.booleans())
+def test_no_copy_for_a_pass_that_never_came_lands_in_what_has_the_memory_next(
+    new_driver, layers, experts, passes, eager
+):
+    driver = new_driver(eager)
+    ring, numbers, _ = ring_of(driver, layers, experts)
+    seen: list[tuple[int, bytes]] = []
+    for ring.goes_on in [*passes, True]:
+        for each in numbers:
+            read_layer(driver, ring, each, seen)
+        ring.forget()
+        for buffer in ring.buffers:
+            driver.add(lambda buffer=buffer: buffer.fill(0xAB))
+        driver.synchronize()
+        ring._copies.finish()
+        assert all((buffer == 0xAB).all() for buffer in ring.buffers)
+        ring.forget()
+    wanted = [bytes(ring._rounds[number].source) for each in numbers for number in each for _ in range(2)]
+    assert [content for _, content in seen] == wanted * (len(passes) + 1)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_the_first_rounds_of_a_pass_come_behind_the_last_ones_only_where_it_follows(new_driver, goes_on):
+    driver = new_driver(True)
+    ring, numbers, _ = ring_of(driver, [3, 3], 2)
+    ring.goes_on = goes_on
+    seen: list[tuple[int, bytes]] = []
+    for each in numbers:
+        read_layer(driver, ring, each, seen)
+    driver.synchronize()
+    assert ring.sent == (6 + BUFFERS * goes_on) * SIZE
+    ring.goes_on = False
+    for each in numbers:
+        read_layer(driver, ring, each, seen)
+    assert ring.sent == 12 * SIZE, "nothing comes twice, and nothing behind the last pass"
 
 
 @given(n=st.integers(0, 40), room=st.integers(1, 9))
