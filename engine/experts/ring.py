@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy.typing as npt
@@ -28,6 +29,8 @@ from strata.engine.experts.reader import FileRound
 from strata.kernels.cuda.mixture import Bank
 
 BUFFERS: Final = 2
+FEW: Final = 8
+"""A round of less than this part of a buffer is no round of its own."""
 Banks = tuple[Bank, Bank, Bank]
 """Gate, up, down."""
 
@@ -138,9 +141,16 @@ class Ring:
 
 
 def pieces(missing: Sequence[int], size: int, room: int) -> list[list[int]]:
-    """A layer's missing experts of `size` bytes each, in rounds of as many as `room` bytes hold."""
+    """A layer's missing experts of `size` bytes each, in rounds of as many as `room` bytes hold.
+
+    A last one of hardly any would be there before products have read the other buffer, and the link would rest until
+    then: it shares with the one before.
+    """
     each = room // size
-    return [list(missing[i : i + each]) for i in range(0, len(missing), each)]
+    ends = [*range(each, len(missing), each), len(missing)] if missing else []
+    if len(ends) > 1 and FEW * (rest := len(missing) - ends[-2]) < each:
+        ends[-2] -= (each - rest) // 2
+    return [list(missing[begin:end]) for begin, end in pairwise([0, *ends])]
 
 
 def ring_bytes(experts: int, largest: int) -> int:
