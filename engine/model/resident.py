@@ -443,15 +443,17 @@ class Resident:
             self.windows.rehearse(Layout(WINDOW_ROWS, 1, WINDOW_ROWS, MAX_RECENT, verifies=True))
 
     def _prompt(self, chunk: int, logits: int) -> None:
-        """A chunk at the beginning of slot 0, and what the draft layer does behind it."""
+        """A chunk at the beginning of slot 0, what the draft layer does behind it, and the draw of the next token."""
         rows = Rows.of([(0, 0, np.zeros(chunk, np.int32))])
         self.device.expect(None)
         wanted = np.arange(chunk - logits, chunk)
-        _, x = self.model.compute(self.state.located(rows).placed(self.device), self.state, wanted)
+        of_rows, x = self.model.compute(self.state.located(rows).placed(self.device), self.state, wanted)
         if self.drafter is not None:
             n = min(chunk, self.drafter.pass_rows)
             self.drafter.book.place(0, n)
             self.drafter.pass_over(Rows.of([(0, 0, np.zeros(n, np.int32))]), x[:n])
+        if of_rows is not None:
+            self.windows.compute_draw(of_rows[-1:], Layout(1, 1, 1, MAX_RECENT))
 
     def _rehearse(self, layout: Layout) -> None:
         self.state.reserve(0, 1)
