@@ -147,8 +147,8 @@ def outputs_of(engine: object) -> Iterator[Output]:
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_hundred_thousand_random_lines_are_answered_one_by_one(loop, scripted):
-    n = 100_000
+@pytest.mark.parametrize("n", [40_000, pytest.param(400_000, marks=pytest.mark.soak)])
+def test_random_lines_are_answered_one_by_one(loop, scripted, n):
     engine = loop(scripted(VOCAB), chunk=4, max_context=MAX_CONTEXT)
     sender = threading.Thread(target=send_all, args=(engine, 1, n))
     sender.start()
