@@ -98,14 +98,6 @@ def test_texts_are_those_of_the_host_whatever_is_sampled_and_however_it_is_read(
     assert run(runner, requests) == run(host, requests)
 
 
-def test_the_longest_chunk_leaves_room_for_the_draw_behind_it(any_card, trunk):
-    """Its residuals fill the workspace, since it is what windows need less of."""
-    n = 72
-    made = CudaRunner(trunk, replace_options(device="cuda", max_context=n + 8, prefill=n), driver=any_card())
-    logits = made.feed(SOLO, 0, ids(n), True)
-    assert made.sample(logits, ids(20, 3), PENALISED, n) >= 0
-
-
 def test_chunks_of_a_few_rows_are_windows_with_the_same_text(runner, host):
     request = Request(ids(11, 8), 2, DRAWN)
     ((tokens, _, _),) = run(runner, [request], chunk=4)
@@ -477,3 +469,11 @@ def test_automatic_chunks_are_as_long_as_the_context_allows(emulated_card, pack)
     with emulated_card.plugged_in() as card:
         small = CudaRunner(pack, replace_options(device="cuda", prefill=0, max_context=40), driver=card.driver())
     assert small.chunk == 32
+
+
+def test_the_longest_chunk_leaves_room_for_the_draw_behind_it(any_card, trunk):
+    """Its residuals fill the workspace, since it is what windows need less of."""
+    n = 72
+    made = CudaRunner(trunk, replace_options(device="cuda", max_context=n + 8, prefill=n), driver=any_card())
+    logits = made.feed(SOLO, 0, ids(n), True)
+    assert made.sample(logits, ids(20, 3), PENALISED, n) >= 0
