@@ -52,7 +52,7 @@ ROUND_FROM = 0.7
 PROBES = 64
 LOG_EVERY = 50
 JUDGED_BATCHES = 4
-CHAIN_EVERY = 4
+CHAIN_EVERY = 2
 """Of so many steps one learns the second and the third draft, which is a fifth more work (counted at 1,024 and 4,608
 tokens)."""
 RESERVE_S = 25.0
