@@ -17,6 +17,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -118,15 +119,22 @@ def _to_fence(array: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(scope="session")
-def emulator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The emulator; compiled kernels are kept between runs."""
+def emulators(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """emulators("-Og"): the emulator at a level of the compiler; compiled kernels are kept between runs."""
     spec = importlib.util.spec_from_file_location("strata_test_emulator", EMULATOR)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     cache_dir = getattr(request.config, "cache", None)
-    return module.Emulator(Path(cache_dir.mkdir("emulated")) if cache_dir else tmp_path_factory.mktemp("emulated"))
+    folder = Path(cache_dir.mkdir("emulated")) if cache_dir else tmp_path_factory.mktemp("emulated")
+    return cache(lambda level: module.Emulator(folder, level))
+
+
+@pytest.fixture
+def emulator(request: pytest.FixtureRequest, emulators: Callable[[str], Any]) -> Any:
+    """At the module's LEVEL, -Og where it names none: most kernels run a few times."""
+    return emulators(getattr(request.module, "LEVEL", "-Og"))
 
 
 @pytest.fixture(params=["emulated", pytest.param("card", marks=pytest.mark.gpu)])

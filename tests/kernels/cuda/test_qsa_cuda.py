@@ -15,6 +15,7 @@ from strata.kernels.kv import BLOCK, KV, KvFormat
 from strata.kernels.ops import PAGE, AttentionPages, FarPages, Norms, Rope
 from strata.kernels.reference.kv import decode, encode
 
+LEVEL = "-O2"  # long rows: what -Og saves at the compiler its kernels lose
 EPS = 1e-6
 SCRATCH = 1 << 18
 
