@@ -94,7 +94,7 @@ class Path:
             raise RuntimeError("one request is worked on at a time")
         rules, begun = self.rules, self._clock()
         reused = self._sessions.resume(request.prompt)
-        cuts = self._sessions.stops(request.prompt, reused, request.pin or 0, request.keep)
+        cuts = self._sessions.stops(request.prompt, reused, request.pin or 0, request.keep, rules.chunk)
         solo = Solo(
             request if slot is None else replace(request, max_new=1),
             reused=reused,

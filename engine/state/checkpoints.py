@@ -3,13 +3,13 @@
 Kinds    root      the first turn boundary at or after `root` tokens of a prompt that is read from its start
          pin       the end of a prefix that a request says is shared
          turn      the last turn boundary of a prompt: what is left when the client drops the answer's reasoning
-         periodic  every `every` tokens
+         periodic  every `every` tokens, where a chunk ends
 Units    positions in tokens: a checkpoint at p holds the first p tokens; a boundary is the position of a turn token
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -67,25 +67,46 @@ def longest_prefix(positions: Iterable[int], tokens: I32, prompt: I32) -> int:
     return max((p for p in positions if p <= common), default=0)
 
 
-def due(rules: CacheRules, turn_token: int, prompt: I32, begin: int, pin: int, keep: bool) -> dict[int, Kind]:
+def due(
+    rules: CacheRules, turn_token: int, prompt: I32, begin: int, pin: int, keep: bool, chunk: int = 0
+) -> dict[int, Kind]:
     """Where in (begin, len(prompt)) a read from `begin` takes which checkpoint, in ascending order.
 
     pin     tokens of the shared prefix, 0 = none; ignored unless `rules` can pin it
     keep    False: none but the root
+    chunk   tokens that the read takes at a time, 0 = any: periodic ones have no place of their own then
     """
     n, found = len(prompt), dict[int, Kind]()
     if not rules.reuse:
         return found
     boundaries = np.flatnonzero(prompt == turn_token)
     if keep:
-        if rules.every:
-            found.update(dict.fromkeys(range(rules.every, n, rules.every), "periodic"))
         found.update(dict.fromkeys(boundaries[-1:].tolist(), "turn"))
     if rules.root and not begin:
         found.update(dict.fromkeys(boundaries[boundaries >= rules.root][:1].tolist(), "root"))
     if keep and rules.pins(pin, n):
         found[pin] = "pin"
-    return {position: found[position] for position in sorted(found) if begin < position < n}
+    found = {position: kind for position, kind in found.items() if begin < position < n}
+    if keep and rules.every:
+        for position in _periodic(rules.every, begin, n, found, chunk):
+            found.setdefault(position, "periodic")
+    return {position: found[position] for position in sorted(found)}
+
+
+def _periodic(every: int, begin: int, n: int, stops: Collection[int], chunk: int) -> Iterator[int]:
+    """Where in (begin, n) periodic checkpoints lie: `every` tokens apart. Where chunks are short beside that, each at
+    the last end of one: a read that stops at `stops` anyway has no chunk more, and the experts that it streams for one
+    come no further time."""
+    wanted = range((begin // every + 1) * every, n, every)
+    if not 0 < 2 * chunk <= every:
+        yield from wanted
+        return
+    at, ahead = begin, sorted(stops)
+    for position in wanted:
+        while (end := min(at + chunk, next((stop for stop in ahead if stop > at), n), n)) <= position:
+            at = end
+        if at > begin:
+            yield at
 
 
 def victim(kept: Mapping[int, Checkpoint], of_slots: Collection[int], spared: Collection[int]) -> int | None:

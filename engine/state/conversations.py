@@ -142,15 +142,16 @@ class Conversations:
             return 0
         return self._state.length(SOLO)
 
-    def stops(self, prompt: I32, begin: int, pin: int = 0, keep: bool = True) -> tuple[int, ...]:
-        """Positions in (begin, n) where the read must end a chunk and say `reached`. A pin that cannot be is said."""
+    def stops(self, prompt: I32, begin: int, pin: int = 0, keep: bool = True, chunk: int = 0) -> tuple[int, ...]:
+        """Positions in (begin, n) where the read, of `chunk` tokens at a time, must end one and say `reached`. A pin
+        that cannot be is said."""
         if pin and not self._rules.pins(pin, len(prompt)):
             log(f"pin={pin} of {len(prompt)} tokens is ignored: it needs --prompt-cache 3 and two tokens behind it")
         elif pin and keep:
             for checkpoint in self._checkpoints.values():
                 if len(checkpoint.tokens) == pin and is_prefix(checkpoint.tokens, prompt):
                     checkpoint.again("pin", self._tick())
-        self._due = due(self._rules, self._turn_token, prompt, begin, pin, keep) if self._places else {}
+        self._due = due(self._rules, self._turn_token, prompt, begin, pin, keep, chunk) if self._places else {}
         return tuple(self._due)
 
     def reached(self, prompt: I32, position: int) -> None:
