@@ -71,11 +71,14 @@ def test_records_are_found_in_a_list_of_two_thousand_tokens(client):
     names = list(dict.fromkeys(full_name(rng) for _ in range(180)))
     people = [{"name": name, "city": rng.choice(CITIES), "job": rng.choice(JOBS)} for name in names]
     rows = "\n".join("- {name}: city {city}, job {job}".format(**person) for person in people)
-    for field, at in ("city", 30), ("job", 80), ("city", 150):
+    right = 0
+    for i in range(8):
+        field, at = ("city", "job")[i % 2], len(people) * (2 * i + 1) // 16
         question = f"Here is a list of people:\n{rows}\n\nWhat is the {field} of {names[at]}?"
         answer = ask(client, question)
         assert 1900 < answer.usage.prompt_tokens < 2400
-        assert people[at][field] in answer.choices[0].message.content
+        right += people[at][field] in answer.choices[0].message.content
+    assert right >= 6, "nine of ten are usual"
 
 
 def test_a_tool_is_called_with_arguments_of_its_schema(client):
