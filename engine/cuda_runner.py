@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -80,6 +80,20 @@ class _Batch:
         )
 
 
+class _Verifying(NamedTuple):
+    """A verify window that was started: its rows, as the card has them, and where it lands."""
+
+    rows: Sequence[Row]
+    fed: Rows
+    ticket: Ticket
+
+    def is_of(self, rows: Sequence[Row]) -> bool:
+        """Whether it is what these rows want. Of one row without penalties, which `verify_ahead` has started."""
+        (mine, *_), (row, *more) = self.rows, rows
+        same = (row.slot, row.position, row.drafts) == (mine.slot, mine.position, mine.drafts)
+        return not more and same and row.tokens[-1] == mine.tokens[-1] and row.how is mine.how
+
+
 def _recent(row: Row) -> I32:
     return row.recent if penalises(row.how) else _NOTHING
 
@@ -143,6 +157,7 @@ class CudaRunner:
         self._batch: _Batch | None = None
         self._reading: Ticket | None = None  # the last window of a read
         self._ahead: Ticket | None = None  # the window after the last one, started before it was asked for
+        self._verifying: _Verifying | None = None  # the same, of a window with drafts from the text
         self._logits: Array | None = None  # of the last read
         self._end = -1  # the position behind it
         self._slot = -1  # its slot
@@ -414,14 +429,11 @@ class CudaRunner:
 
     def verify(self, rows: Sequence[Row]) -> list[list[int]]:
         begun = time.perf_counter()
-        self._forget()
-        self._take_back()
-        fed = Rows.of([(row.slot, row.position, row.fed) for row in rows])
-        self._model.check(fed, self.state)
-        lengths = [(slot, end - begin) for slot, begin, end in fed.segments.tolist()]
-        self.state.reserve_all(lengths)
-        draws = [_draw_behind(row, i) for row in rows for i in range(1 + len(row.drafts))]
-        ticket = self._windows.verify(fed, draws)
+        started, self._verifying = self._verifying, None
+        if started is None or not started.is_of(rows):
+            self.cost.dropped += started is not None
+            started = self._start_verify(rows)
+        fed, ticket = started.fed, started.ticket
         waited = time.perf_counter()
         ids, said = ticket.wait(), []
         self._window_over(ticket, [int(slot) for slot in fed.slots])
@@ -443,6 +455,20 @@ class CudaRunner:
         self.cost.verified += 1
         self.cost.verifying += time.perf_counter() - begun
         return said
+
+    def verify_ahead(self, row: Row) -> None:
+        self._forget()
+        self._verifying = self._start_verify([row])
+        self.cost.ahead += 1
+
+    def _start_verify(self, rows: Sequence[Row]) -> _Verifying:
+        self._forget()
+        self._take_back()
+        fed = Rows.of([(row.slot, row.position, row.fed) for row in rows])
+        self._model.check(fed, self.state)
+        self.state.reserve_all([(slot, end - begin) for slot, begin, end in fed.segments.tolist()])
+        draws = [_draw_behind(row, i) for row in rows for i in range(1 + len(row.drafts))]
+        return _Verifying(rows, fed, self._windows.verify(fed, draws))
 
     def rounds(self, row: Row) -> int:
         return 0 if self._rounds is None else self._rounds.most(row)
@@ -498,8 +524,8 @@ class CudaRunner:
 
     def _forget(self) -> None:
         """What has been computed for windows to come means nothing any more."""
-        self.cost.dropped += self._ahead is not None
-        self._batch = self._ahead = self._logits = None
+        self.cost.dropped += (self._ahead is not None) + (self._verifying is not None)
+        self._batch = self._ahead = self._verifying = self._logits = None
         self._slot = self._end = -1
 
     def check(self, lengths: Sequence[tuple[int, int]]) -> None:

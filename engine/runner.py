@@ -134,6 +134,9 @@ class ModelRunner:
             self.drafter.follow(followed)
         return said
 
+    def verify_ahead(self, row: Row) -> None:
+        """Nothing runs beside the host."""
+
     def rounds(self, row: Row) -> int:
         """None: the host decides between two windows anyway."""
         return 0

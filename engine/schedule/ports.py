@@ -120,6 +120,9 @@ class Runner(Protocol):
         """Feed the newest token and the drafts of every row. -> per row the drafts that the model says as well, then
         the token that it says next; the state holds what is before that one. The same tokens as of `window`."""
 
+    def verify_ahead(self, row: Row) -> None:
+        """Start what `verify` of this row alone will ask for, if nothing else is wanted before. It leaves no trace."""
+
     def rounds(self, row: Row) -> int:
         """Drafts of a round of this sequence at most; 0: the runner has no rounds for it."""
 

@@ -3,8 +3,8 @@
 Rounds feed themselves (`Runner.round`), so nothing waits for the host: windows go over into rounds and back without a
 pause. What follows is decided a window early, by what is known then: how many drafts pay, whether drafts do at all, and
 that whatever the round under way gives, the next one still fits what the request may say. Where many tokens agree with
-what the text said before, its own words are the drafts: nothing is started ahead, and a window from the host verifies
-them; unless rounds were measured to have more tokens in the time.
+what the text said before, its own words are the drafts, unless rounds were measured to have more tokens in the time: a
+window from the host verifies them, and as long as the text goes on like this the next one is started at once.
 
 Units    milliseconds of the given clock
 Effects  computing goes through the `Runner`; how long it took decides how it goes on (`draft.policy`, `draft.reach`)
@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final
 
+import numpy as np
+
 from strata.engine.draft.accept import before_end
 from strata.engine.draft.counts import DraftCounts
 from strata.engine.draft.policy import Payoff
 from strata.engine.draft.reach import Reach
-from strata.engine.draft.suffix import LONGEST, Suffix, suffix_draft
+from strata.engine.draft.suffix import LONGEST, suffix_draft
 from strata.engine.flags import WINDOW_ROWS
 from strata.engine.log import log
 from strata.engine.schedule.ports import DraftRules, Row, Runner
@@ -57,19 +59,19 @@ class RoundDrafting:
         self._window = False  # one without drafts has been started
         self._drafts: int | None = None  # a round with so many has been
         self._asked: int | None = None  # so many were wanted
+        self._words: tuple[int, ...] | None = None  # a window has been that verifies these of the text
         self._at = 0.0  # since then, by the clock
 
     def window(self, row: Row, n_left: int) -> list[int]:
         """The next tokens, at most n_left >= 1, of a row that has rounds."""
-        ahead = self._window or self._drafts is not None
+        ahead = self._window or self._drafts is not None or self._words is not None
         begun = self._at if ahead else self._clock()
-        found = suffix_draft(row.tokens, min(self._rules.suffix, n_left - 1, WINDOW_ROWS - 1))
-        repeats = found.agreed >= LONGEST and self._text_pays(len(found.tokens), self._most(row))
+        words = self._repeated(row, n_left) if self._words is None else self._words
         if self._drafts is None and (self._window or n_left < 2 or not self._payoff.wants(1)):
-            return self._plain(row, n_left, repeats, begun)
-        if self._drafts is None and repeats:
-            return self._of_text(row, found, begun)
-        return self._round(row, n_left, repeats, begun)
+            return self._plain(row, n_left, bool(words), begun)
+        if self._drafts is None and words:
+            return self._of_text(row, words, n_left, begun)
+        return self._round(row, n_left, bool(words), begun)
 
     def _plain(self, row: Row, n_left: int, repeats: bool, begun: float) -> list[int]:
         """A window without drafts. Behind it comes another one, or a round that has none yet."""
@@ -82,17 +84,30 @@ class RoundDrafting:
         self._payoff.plain(1, self._at - begun, 1, steady)
         return said
 
-    def _of_text(self, row: Row, found: Suffix, begun: float) -> list[int]:
-        """A window that verifies what the text has."""
-        drafts = before_end(found.tokens, self._end_ids)
-        (said,) = self._runner.verify([row._replace(drafts=drafts)])
+    def _of_text(self, row: Row, words: tuple[int, ...], n_left: int, begun: float) -> list[int]:
+        """A window that verifies what the text has. Where the text still repeats itself behind it, the next one does so
+        too, and runs while these tokens are told."""
+        (said,) = self._runner.verify([row._replace(drafts=words)])
         ms = self._clock() - begun
-        if drafts:
-            self._counts.add(len(drafts), len(said) - 1, 0)
-            self._text.saw(len(drafts), len(said) - 1, len(drafts))
-            self._text.timed(len(drafts), ms)
+        self._counts.add(len(words), len(said) - 1, 0)
+        self._text.saw(len(words), len(said) - 1, len(words))
+        self._text.timed(len(words), ms)
         self._drafted(ms, len(said))
+        self._words, n_left = None, n_left - len(said)
+        if n_left > 1 and said[-1] not in self._end_ids and self._payoff.wants(1):
+            following = row._replace(tokens=np.append(row.tokens, np.array(said, np.int32)))
+            if words := self._repeated(following, n_left):
+                self._words = words
+                self._runner.verify_ahead(following._replace(drafts=words))
+        self._at = self._clock()
         return said
+
+    def _repeated(self, row: Row, n_left: int) -> tuple[int, ...]:
+        """What the text has behind a row, where so many tokens agree that it is worth leaving rounds for."""
+        found = suffix_draft(row.tokens, min(self._rules.suffix, n_left - 1, WINDOW_ROWS - 1))
+        if found.agreed < LONGEST or not self._text_pays(len(found.tokens), self._most(row)):
+            return ()
+        return before_end(found.tokens, self._end_ids)
 
     def _text_pays(self, n: int, most: int) -> bool:
         """Whether n drafts from the text are worth leaving rounds for, of up to `most` drafts. What was not measured is

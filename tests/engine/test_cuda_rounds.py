@@ -14,6 +14,7 @@ from strata.engine.draft.accept import before_end
 from strata.engine.memory.profile import Profile, write_profile
 from strata.engine.options import Options
 from strata.engine.pack import Pack
+from strata.engine.schedule import rounds as schedule_rounds
 from strata.engine.schedule.live import Path
 from strata.engine.schedule.ports import DraftRules, Row, Rules
 from strata.engine.schedule.solo import Request
@@ -276,6 +277,41 @@ def test_requests_with_rounds_end_as_those_without_and_leave_the_same_conversati
         assert (runner.cost.rounds > before) == (drafts.spec > 1)
     assert found[0] == found[1]
     assert {text[1] for text in found[0]} >= {"length", "stop", "cancel"}
+
+
+def test_words_of_the_text_come_instead_of_rounds_and_the_next_ones_while_these_are_told(
+    runner, seldom_ends, monkeypatch
+):
+    """Three tokens that agree are enough here, so most words are wrong; some windows that were started are dropped."""
+    monkeypatch.setattr(schedule_rounds, "LONGEST", 3)
+    part = prompt(6, 11)
+    asked = [(Request(np.tile(part, 3), 16, GREEDY), 0), (Request(np.tile(part, 3), 16, DRAWN), 9)]
+    asked += [(Request(np.tile(part, 3), 16, DRAWN), 0)]
+    found = []
+    for drafts in (DraftRules(), DraftRules(4, 0.0, 3)):
+        path, verified, texts = path_of(runner, drafts), runner.cost.verified, []
+        for request, stop_after in asked:
+            tokens, finish = answered(path, request, stop_after)
+            texts.append((tokens[: stop_after or None], finish, stop_after or runner.state.digest(0)))
+        found.append(texts)
+        assert (runner.cost.verified > verified) == (drafts.spec > 1)
+    assert found[0] == found[1]
+
+
+def test_a_verify_window_that_was_started_is_that_of_the_same_row_alone(runner):
+    known, _ = plain(runner, prompt(25, 2), GREEDY, 6)
+    tokens = begin(runner, prompt(25, 2), GREEDY)
+    right = tuple(known[len(tokens) : len(tokens) + 2])
+    dropped = runner.cost.dropped
+    runner.verify_ahead(row(tokens, GREEDY, right))
+    (said,) = runner.verify([row(tokens, GREEDY, right)])
+    assert said == known[len(tokens) : len(tokens) + 3] and runner.cost.dropped == dropped
+    tokens += said
+    state = runner.state.digest(0)
+    runner.verify_ahead(row(tokens, GREEDY, (1, 2)))
+    assert runner.state.digest(0) == state, "it leaves no trace before it is asked for"
+    (said,) = runner.verify([row(tokens, GREEDY)])
+    assert said == known[len(tokens) : len(tokens) + 1] and runner.cost.dropped == dropped + 1
 
 
 def test_logits_that_are_not_finite_end_a_round_with_an_error(runner):
