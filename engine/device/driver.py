@@ -4,7 +4,8 @@ Everything runs on one stream in the order of the calls; nothing is allocated th
 the seam: tests put a card without hardware behind it.
 
 Units    bytes
-Errors   DeviceError in one line: no CuPy, no driver, a driver too old for CuPy's toolkit, no visible card, no memory
+Errors   DeviceError in one line: no CuPy, no driver, a driver too old for CuPy's toolkit, no visible card, a card too
+         old for the kernels, no memory
 Cost     a copy or an event costs the host a few microseconds, a replay of a graph five or so
 """
 
@@ -31,6 +32,8 @@ Array = Any
 
 _LAUNCH: Final = threading.Lock()
 """Launches of uploaders: a kernel is for one thread at a time."""
+OLDEST: Final = (7, 5)
+"""Compute capability that the kernels need: matrix steps of int8."""
 INSTALL: Final = "install strata[cuda13] or strata[cuda12]"
 GIB: Final = 1 << 30
 
@@ -138,6 +141,7 @@ class CupyDriver:
         except self._runtime.CUDARuntimeError as error:
             raise DeviceError(f"the card cannot be used: {error}; is another program using all of it?") from error
         self.name = str(properties["name"].decode(errors="replace"))
+        _require_kernels(self.name, (int(properties["major"]), int(properties["minor"])))
         self._stream.use()
         self._cp.cuda.set_allocator(self._cp.get_default_memory_pool().malloc)
 
@@ -342,6 +346,16 @@ def _require_card(runtime: Any) -> None:
         raise DeviceError(f"CUDA does not start: {error}") from None
     if not n:
         raise DeviceError(f"no card is visible{shown}; nvidia-smi lists the cards of this machine")
+
+
+def _require_kernels(name: str, capability: tuple[int, int]) -> None:
+    """DeviceError unless the card is new enough for the kernels."""
+    if capability < OLDEST:
+        own, wanted = (".".join(map(str, each)) for each in (capability, OLDEST))
+        raise DeviceError(
+            f"{name} has compute capability {own}, the kernels need {wanted} or newer; choose another card with "
+            "CUDA_VISIBLE_DEVICES, or use --device host"
+        )
 
 
 def _version(number: int) -> str:

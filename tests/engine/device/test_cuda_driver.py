@@ -57,6 +57,17 @@ def test_a_usable_card_is_not_refused():
     driver._require_card(cuda())
 
 
+def test_a_card_too_old_for_the_kernels_is_told_before_a_kernel_is_compiled_for_it():
+    with pytest.raises(DeviceError) as refused:
+        driver._require_kernels("Tesla V100", (7, 0))
+    assert str(refused.value) == (
+        "Tesla V100 has compute capability 7.0, the kernels need 7.5 or newer; choose another card with "
+        "CUDA_VISIBLE_DEVICES, or use --device host"
+    )
+    driver._require_kernels("RTX 2080", (7, 5))
+    driver._require_kernels("RTX 5090", (12, 0))
+
+
 def test_without_cupy_the_extras_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(DeviceError, match=r"CuPy is not installed .*; install strata\[cuda13\] or strata\[cuda12\]"):
