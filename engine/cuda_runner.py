@@ -525,6 +525,7 @@ class CudaRunner:
     def _forget(self) -> None:
         """What has been computed for windows to come means nothing any more."""
         self.cost.dropped += (self._ahead is not None) + (self._verifying is not None)
+        self.cost.interrupt()
         self._batch = self._ahead = self._verifying = self._logits = None
         self._slot = self._end = -1
 

@@ -40,6 +40,10 @@ class WindowCost:
         """It is over."""
         self._left = time.perf_counter()
 
+    def interrupt(self) -> None:
+        """Something else than windows comes, or nothing for a while: the time until the next wait is no window's."""
+        self._left = 0.0
+
     def __str__(self) -> str:
         mean = self.seconds / self.windows if self.windows else 0.0
         said = (

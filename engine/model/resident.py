@@ -301,6 +301,12 @@ class Resident:
                 f"keys and values in RAM take {shown(meter.far_state)}, {shown(free)} are free; use a smaller "
                 "--max-context or --batch, or leave out --kv-resident"
             )
+        table, free = meter.table_bytes if self.device.table_in_ram else 0, ram().free - meter.far_state
+        if table > free:
+            raise DeviceError(
+                f"the n-gram table takes {shown(table)} of page-locked RAM, {shown(free)} are free; free some, use "
+                "--ple-io vram, or use --device host, which reads the table from the file"
+            )
         if meter.far_state:
             log(f"keys and values: pages beside those of --kv-resident in {shown(meter.far_state)} of page-locked RAM")
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 
+from strata.engine import window_cost
 from strata.engine.cuda_runner import CudaRunner
 from strata.engine.device.base import Memory
 from strata.engine.experts import helpers, learned, tier
@@ -290,6 +293,17 @@ def test_windows_are_started_ahead_and_the_host_is_told_what_it_took(runner):
     assert "us a window" in runner.costs and "started ahead" in runner.costs
 
 
+def test_time_between_requests_is_no_work_of_the_host_for_a_window(runner, monkeypatch):
+    """It is what --stats says the host takes."""
+    hour, clock, late = 3600.0, time.perf_counter, [0.0]
+    monkeypatch.setattr(window_cost, "time", SimpleNamespace(perf_counter=lambda: clock() + late[0]))
+    path_of(runner)
+    run(runner, [Request(ids(6, 7), 6, DRAWN)])
+    before, late[0] = runner.cost.windows, hour
+    run(runner, [Request(ids(6, 8), 6, DRAWN)])
+    assert runner.cost.windows > before and runner.cost.longest < hour > runner.cost.seconds
+
+
 def test_logits_of_another_position_are_refused(runner):
     path_of(runner)
     logits = runner.feed(SOLO, 0, ids(3), True)
@@ -463,6 +477,13 @@ def test_what_windows_pick_is_counted_and_kept_for_the_next_start(any_card, pack
 def test_a_card_that_is_too_small_says_what_is_missing_and_what_helps(emulated_card, pack, total, changes, message):
     with emulated_card.plugged_in() as card, pytest.raises(Refused, match="^--device cuda: " + message):
         CudaRunner(pack, replace_options(device="cuda", **changes), driver=card.driver(total or 4 << 30))
+
+
+def test_an_n_gram_table_that_ram_does_not_hold_is_refused_before_it_is_locked(emulated_card, pack, monkeypatch):
+    monkeypatch.setattr(resident, "ram", lambda: Memory(1 << 10, 1 << 10))
+    message = r"the n-gram table takes .* of page-locked RAM, 0.00 MiB are free; .*--ple-io vram"
+    with emulated_card.plugged_in() as card, pytest.raises(Refused, match=message):
+        CudaRunner(pack, replace_options(device="cuda", ple_io="ram"), driver=card.driver())
 
 
 def test_automatic_chunks_are_as_long_as_the_context_allows(emulated_card, pack):
