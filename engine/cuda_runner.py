@@ -127,7 +127,7 @@ def asked(options: Options, profile: tuple[tuple[int, int], ...] | None, chunk: 
         threads=options.helping_threads,
         spare=options.spare_places,
         source=source_of(options, switched),
-        borrow=not (options.no_prefill_borrow or options.prefill_head_alias),
+        borrow=not options.no_prefill_borrow,
         own=switched.own,
         pct=lend_pct(switched.lend_pct, 1.0),
     )

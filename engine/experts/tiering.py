@@ -6,6 +6,7 @@ Errors   DeviceError in one line: no prompt fits, or RAM does not hold what must
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -101,13 +102,14 @@ class Tiering:
         cache = min(CACHE_FIRST, len(model.sizes) * model.experts) * model.largest
         return left - self._price(min(GRID, model.most)) - cache
 
-    def plan(self, free: int, ram: int, fixed: int) -> TierPlan:
+    def plan(self, free: int, ram: int, fixed: int, alias: bool = False) -> TierPlan:
         """What becomes of so many bytes of the card, and of so much RAM, of which the n-gram table has its own. fixed:
-        of the card, taken later."""
+        of the card, taken later · alias: prompts have the output head's memory, and so borrow no slots."""
         parked = self._asked.source.parked
         left = ram - STAGING - (parked.budget if parked.on else 0)
+        asked = replace(self._asked, alias=alias, borrow=self._asked.borrow and not alias)
         try:
-            return plan_tiers(free, self._asked, self._model, left, fixed)
+            return plan_tiers(free, asked, self._model, left, fixed)
         except DoesNotFit as error:
             raise DeviceError(str(error)) from None
 

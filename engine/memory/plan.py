@@ -228,6 +228,7 @@ def _with_ram(
     parked = conversation_cache(options)
     fixed = [
         Line("page-locked buffers", "RAM", STAGING),
+        Line("copy of the head", "RAM", figures.sizes.head if card.alias != "off" else 0, "page-locked, it comes back"),
         Line("n-gram table", "RAM", figures.sizes.table - table, "page-locked, read over PCIe"),
         Line("keys and values", "RAM", slots.streamed_bytes, "page-locked, streamed"),
         Line("parked conversations", "RAM", parked.budget if parked.on else 0, f"at most {parked.slots}"),

@@ -125,7 +125,6 @@ class Resident:
         tiers = None
         if experts is not None:
             more = partial(draft_beside, drafts.spec)
-            experts = replace(experts, alias=loan is not None)
             tiers = self._unless_all_fit(Tiering(pack, meter, experts, max_context, stream_min, more), meter, tape)
         if plan is not None:
             room = self._room_for_state(meter) if tiers is None else tiers.room_for_state(self._left(meter))
@@ -134,10 +133,9 @@ class Resident:
             measure(n_slots, n_checkpoints)
         self._require_room(meter)
         left = self.device.memory().free - self._weights(meter) - meter.state - tape
-        tier_plan = None if tiers is None else tiers.plan(left, self._free_ram(meter), FIXED)
+        tier_plan, lending = self._plan_experts(tiers, loan, left, meter, drafts, stream_min)
         if tier_plan is None:
             self._choose_forms(meter, left)
-        lending = loan and self._plan_loan(loan, tiers, tier_plan, left, meter.head, drafts, stream_min)
         self.loan = self._lend(lending, tier_plan, pack.spec, meter, head_moves)
         self._open_arenas(meter)
         share: Callable[[int], float] = _half
@@ -221,27 +219,49 @@ class Resident:
             meter.weights += meter.forms
             self.expert_bytes += meter.stack_forms
 
-    def _plan_loan(
+    def _plan_experts(
         self,
-        loan: Planner,
         tiers: Tiering | None,
-        planned: TierPlan | None,
+        loan: Planner | None,
         left: int,
-        head: int,
+        meter: Meter,
         drafts: CardDrafts,
         stream_min: int,
+    ) -> tuple[TierPlan | None, LoanPlan | None]:
+        """What becomes of experts that do not all fit, and what prompts do with the head's memory; None, and said,
+        where that gains nothing."""
+        if tiers is None:
+            if loan is not None:
+                log("head alias: all experts lie in VRAM, so the head stays")
+            return None, None
+        plain = tiers.plan(left, self._free_ram(meter), FIXED)
+        if loan is None:
+            return plain, None
+        try:
+            lent = tiers.plan(left, self._free_ram(meter) - meter.head, FIXED, alias=True)
+        except DeviceError as error:
+            log(f"head alias: {error}; so the head stays")
+            return plain, None
+        found = self._plan_loan(loan, tiers, lent, left, meter.head, drafts, stream_min)
+        borrowed = 0 if plain.borrow is None else plain.borrow.chunk
+        if found is None:
+            log(f"head alias: with {shown(meter.head)} of the head reads would be hardly faster, so it stays")
+        elif borrowed >= found.chunk:
+            log(f"head alias: chunks of {borrowed} fit slots that prompts borrow, {found.chunk} the head, so it stays")
+        elif lent.placement.filed.sum() > plain.placement.filed.sum():
+            log(f"head alias: RAM has no room for {shown(meter.head)} of the head beside experts, so it stays")
+        else:
+            return lent, found
+        return plain, None
+
+    @staticmethod
+    def _plan_loan(
+        loan: Planner, tiers: Tiering, planned: TierPlan, left: int, head: int, drafts: CardDrafts, stream_min: int
     ) -> LoanPlan | None:
-        """What prompts do with the head's memory; None, and said, where it gains nothing."""
-        if tiers is None or planned is None:
-            log("head alias: all experts lie in VRAM, so the head stays")
-            return None
+        """What prompts do with the head's memory."""
         own = left - planned.placement.cache_bytes - planned.staged_bytes - planned.reserve - FIXED
         room = tiers.loan_room(own, head, min(STAYS, stream_min - 1), planned.placement)
-        room = replace(room, beside=draft_beside(drafts.spec, TIER_DRAFT_ROWS))
-        found = loan(room, tiers.price)
-        if found is None:
-            log(f"head alias: with {shown(head)} of the head reads would be hardly faster, so it stays")
-        return found
+        return loan(replace(room, beside=draft_beside(drafts.spec, TIER_DRAFT_ROWS)), tiers.price)
 
     def _lend_head(self, plan: LoanPlan, spec: ModelSpec, meter: Meter, moves: bool) -> HeadLoan:
         """Give the head memory of its own, which prompts have a use for."""

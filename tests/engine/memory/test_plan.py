@@ -72,6 +72,8 @@ def test_the_8_gb_card_reads_in_short_chunks_and_with_the_alias_in_2048(planned)
     assert abs(more - 417 * MIB) < 4 * MIB
     assert lent.card.free_reading >= 512 * MIB > plain.card.free - 417 * MIB > 0
     assert lent.card.layout.lent > 0.5 * len(lent.card.slots)
+    (copy,) = (line for line in lent.lines if line.what == "copy of the head")
+    assert copy.place == "RAM" and abs(copy.n_bytes - 417 * MIB) < 4 * MIB
 
 
 def test_a_12_gb_card_borrows_the_longest_chunk_and_the_alias_gains_nothing(planned):

@@ -23,9 +23,9 @@ def planned(full_pack):
     pack, meter = open_pack(full_pack), Meter(2)
     bind(pack, meter, rope_table(pack.spec, CONTEXT, meter))
 
-    def make(free: int, drafts: bool = False, **asked: object) -> TierPlan:
+    def make(free: int, drafts: bool = False, alias: bool = False, **asked: object) -> TierPlan:
         more = (lambda rows: draft_beside(pack.spec, rows)) if drafts else (lambda rows: 0)
-        return Tiering(pack, meter, Asked(**asked), CONTEXT, beside=more).plan(free, RAM, 0)
+        return Tiering(pack, meter, Asked(**asked), CONTEXT, beside=more).plan(free, RAM, 0, alias)
 
     return make
 
