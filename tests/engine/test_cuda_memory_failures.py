@@ -23,8 +23,13 @@ import numpy as np
 import pytest
 
 from strata.engine.cuda_runner import CudaRunner
+from strata.engine.device.arena import padded
 from strata.engine.experts.placement import by_number
+from strata.engine.memory.loan import LoanPlan, LoanRoom, Piece, Priced
 from strata.engine.memory.profile import Profile, write_profile
+from strata.engine.model.head_loan import HeadLoan
+from strata.engine.model.resident import Resident
+from strata.engine.model.slot_loan import SlotLoan
 from strata.engine.options import Options, Refused
 from strata.engine.pack import open_pack
 from strata.engine.schedule.live import Path as Schedule
@@ -35,7 +40,7 @@ from strata.engine.state.conversations import Conversations
 from strata.kernels.ops import Sampling
 from strata.protocol.lines import Token
 
-CONTEXT, CHUNK = 52, 18
+CONTEXT, CHUNK, STAYS = 52, 18, 10
 FOREVER = 1 << 30
 WHOLE = Options(pack="", device="cuda", max_context=CONTEXT, prefill=CHUNK, short_read=0)
 QUARTER = msgspec.structs.replace(WHOLE, expert_cache=36)
@@ -67,9 +72,17 @@ def answer(runner: CudaRunner) -> list[int]:
     return [event.id for event in events if isinstance(event, Token)]
 
 
+def lent(room: LoanRoom, price: Priced) -> LoanPlan:
+    """The ring of two experts in the head, whatever that gains."""
+    whole, work = map(padded, price.parts(CHUNK))
+    own = max(whole + work, 4 * price(STAYS))
+    pieces = Piece(False, 0, whole), Piece(False, whole, whole + work), Piece(True, 0, room.ring_step)
+    return LoanPlan(CHUNK, 0, STAYS, *pieces, own)
+
+
 def started(emulated_card, pack, options: Options, first: int = 0, last: int = 0) -> tuple[CudaRunner, object]:
     driver = failing_card.FailingDriver(emulated_card.driver(), first, last)
-    runner = CudaRunner(pack, options, driver=driver)
+    runner = CudaRunner(pack, options, driver=driver, loan=lent)
     runner.warm()
     return runner, driver
 
@@ -83,20 +96,27 @@ def order(pack, tmp_path_factory):
     return str(path)
 
 
-@pytest.fixture(scope="module", params=["whole", "quarter", pytest.param("borrowed", marks=pytest.mark.soak)])
+SOAKED = [pytest.param(name, marks=pytest.mark.soak) for name in ("borrowed", "lent")]
+
+
+@pytest.fixture(scope="module", params=["whole", "quarter", *SOAKED])
 def plain(request, emulated_card, pack, order):
     """Options, what a start asks for, what the request answers."""
     options = WHOLE if request.param == "whole" else QUARTER
     if request.param == "borrowed":
         options = msgspec.structs.replace(QUARTER, expert_profile=order)
+    if request.param == "lent":
+        options = msgspec.structs.replace(WHOLE, expert_cache=1, prefill_head_alias=True)
     with (
         emulated_card.plugged_in() as card,
         mock.patch("strata.engine.memory.prompt.KEPT_SLOTS", 1),
         mock.patch("strata.engine.memory.card.RING", 4),
-        mock.patch("strata.engine.experts.plan.STAYS", 10),
+        mock.patch("strata.engine.experts.plan.STAYS", STAYS),
+        mock.patch.dict(Resident.__init__.__kwdefaults__, stream_min=STAYS + 1),
     ):
         runner, driver = started(card, pack, options)
-        assert (runner._resident.loan is None) == (request.param != "borrowed")
+        wanted = {"borrowed": SlotLoan, "lent": HeadLoan}.get(request.param, type(None))
+        assert isinstance(runner._resident.loan, wanted)
         asked = list(driver.asked)
         tokens = answer(runner)
         assert "a graph" in asked and len(driver.asked) >= len(asked)
