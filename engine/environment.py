@@ -26,6 +26,10 @@ OWN_AUTO: Final = "STRATA_PREFILL_OWN_AUTO"
 LEND_PCT: Final = "STRATA_PREFILL_LEND_PCT"
 RESIDENT_HEADROOM: Final = "STRATA_RESIDENT_HEADROOM_GIB"
 ARENA_PIN: Final = "STRATA_ARENA_PIN_GIB"
+MOST_GIB: Final = 1 << 14
+"""Of RAM that a variable may speak of."""
+RANGES: Final = {LEND_PCT: (1, 100), RESIDENT_HEADROOM: (0, MOST_GIB), ARENA_PIN: (0, MOST_GIB)}
+"""Least and largest numbers; outside of them a variable is as if it were not there, and that is said."""
 
 
 def _names(words: str) -> frozenset[str]:
@@ -104,6 +108,17 @@ def decode_share(text: str | None) -> float:
     return DEFAULT_SHARE if number is None else number
 
 
+def number_of(environ: Mapping[str, str], name: str) -> float | None:
+    """The number of one of RANGES; None: it is unset, or not of its range."""
+    found, (least, most) = parse_float(environ.get(name, "").strip()), RANGES[name]
+    return found if found is not None and least <= found <= most else None
+
+
+def pins_auto(environ: Mapping[str, str]) -> bool:
+    """Whether what is page-locked of an arena is planned like resident experts."""
+    return environ.get(ARENA_PIN, "").strip() == "auto"
+
+
 def notes(environ: Mapping[str, str]) -> list[str]:
     """The log lines about STRATA_* variables that are set but do not act as one might think, by name."""
     lines = []
@@ -117,6 +132,9 @@ def notes(environ: Mapping[str, str]) -> list[str]:
             lines.append(f"{name} is a switch and its value is no whole number: taken as off")
         elif name == DECODE_SHARE and _share(text) is None:
             lines.append(f"{name} is no number from 0 to {MOST_SHARE:g}: taken as {DEFAULT_SHARE:g}")
+        elif name in RANGES and number_of(environ, name) is None and not (name == ARENA_PIN and pins_auto(environ)):
+            least, most = RANGES[name]
+            lines.append(f"{name} is no number from {least} to {most}: as if it were not set")
         elif name in SO_ANYWAY:
             lines.append(f"{name} asks for what is done here anyway")
         elif name in NO_EFFECT_SWITCHES or name in NO_EFFECT_VALUES:

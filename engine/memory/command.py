@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 from strata.engine import environment
 from strata.engine.device.arena import ALIGNMENT, GIB, MIB
@@ -28,10 +27,6 @@ from strata.engine.model.tape import tape_bytes
 from strata.engine.options import Options, Refused
 from strata.engine.pack import Pack
 from strata.kernels.cuda.compile import DeviceError
-from strata.protocol.fields import parse_float
-
-MOST_GIB: Final = 1 << 14
-"""Of RAM that a variable may speak of."""
 
 
 def plan_text(pack: Pack, options: Options, environ: Mapping[str, str]) -> str:
@@ -47,24 +42,20 @@ def plan_text(pack: Pack, options: Options, environ: Mapping[str, str]) -> str:
 
 def switches(environ: Mapping[str, str]) -> Switches:
     """What the environment changes; a value that is no number of its range is as if it were not there."""
-    pct, headroom = (
-        parse_float(environ.get(environment.LEND_PCT, "")),
-        _gib(environ.get(environment.RESIDENT_HEADROOM, "")),
-    )
-    pinned = environ.get(environment.ARENA_PIN, "").strip()
+    pct = environment.number_of(environ, environment.LEND_PCT)
     return Switches(
         own=environment.is_on(environ.get(environment.OWN_AUTO, "") or "1"),
-        lend_pct=int(pct) if pct is not None and 1 <= pct <= 100 else None,
-        headroom=headroom,
+        lend_pct=None if pct is None else int(pct),
+        headroom=_gib(environ, environment.RESIDENT_HEADROOM),
         forms=environment.card_forms(environ),
-        arena_pin="auto" if pinned == "auto" else _gib(pinned) or None,
+        arena_pin="auto" if environment.pins_auto(environ) else _gib(environ, environment.ARENA_PIN) or None,
     )
 
 
-def _gib(text: str) -> int | None:
+def _gib(environ: Mapping[str, str], name: str) -> int | None:
     """Bytes of a number of GiB; None: it is none, or of no machine."""
-    number = parse_float(text)
-    return int(number * GIB) if number is not None and 0 <= number <= MOST_GIB else None
+    number = environment.number_of(environ, name)
+    return None if number is None else int(number * GIB)
 
 
 def gather(pack: Pack, options: Options) -> Figures:

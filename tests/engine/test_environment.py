@@ -78,3 +78,18 @@ def test_a_share_that_is_no_number_of_its_range_is_the_default_and_said(text, sh
     assert decode_share(text) == share
     said = notes({"STRATA_BATCH_DECODE_SHARE": text or ""})
     assert bool(said) == (text in ("-1", "much", "101"))
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("PREFILL_LEND_PCT", {"1": False, "90": False, "0": True, "101": True, "most": True}),
+        ("RESIDENT_HEADROOM_GIB", {"0": False, "4.75": False, "-1": True, "1e99": True, "4 GiB": True}),
+        ("ARENA_PIN_GIB", {"0": False, "20": False, "auto": False, " auto ": False, "-3": True, "all": True}),
+    ],
+)
+def test_a_number_outside_of_its_range_is_said_and_no_other(name, texts):
+    for text, said in texts.items():
+        lines = notes({f"STRATA_{name}": text})
+        assert bool(lines) == said, text
+        assert not said or lines[0].startswith(f"STRATA_{name} is no number from ")
