@@ -119,6 +119,7 @@ def _serve(pack: Pack, options: Options, out: int) -> int:
         Writer(out),
         vocab=pack.spec.vocab,
         figures=lambda: {**cache_info(conversations.parking_counts()), **runner.figures()},
+        before=runner.request_begins,
         behind=lambda: runner.request_over(path.busy),
     )
     _leave_on_signals(inbox)

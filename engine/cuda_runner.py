@@ -55,6 +55,8 @@ from strata.protocol.lines import InfoValue
 
 LOW: Final = 256 * MIB
 """Free VRAM below which the log warns: the driver and the desktop need some."""
+SCARCE: Final = 1024 * MIB
+"""The same where a request begins."""
 _TIMED: Final = 2
 """Times that a read is timed at the start, behind a first one that loads its kernels; the quickest counts."""
 _NOTHING = np.empty(0, np.int32)
@@ -284,6 +286,11 @@ class CudaRunner:
         """What INFO counts of experts and of loans of the head; nothing where there are none."""
         loads = {"head_loads": self._loan.loads} if isinstance(self._loan, HeadLoan) else {}
         return loads if self._tier is None else {**loads, **self._tier.figures()}
+
+    def request_begins(self) -> None:
+        """Say when little memory is free: other programs may have taken some since the start."""
+        if (free := self._device.memory().free) < SCARCE:
+            log(f"request: {free // MIB} MiB of VRAM are free, less than {SCARCE // MIB}")
 
     def request_over(self, reading: bool = False) -> None:
         """The last line of a request is out. reading: a prompt of another one is being read."""

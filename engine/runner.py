@@ -82,6 +82,9 @@ class ModelRunner:
         """What INFO counts of experts: nothing, the file holds them."""
         return {}
 
+    def request_begins(self) -> None:
+        """RAM is not watched."""
+
     def request_over(self, reading: bool = False) -> None:
         """Nothing is learned of a request, and nothing lent."""
 

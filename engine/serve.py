@@ -99,6 +99,7 @@ class Server:
 
     vocab    token ids are below it
     figures  values of INFO that change; behind the line that ends a request INFO tells the new ones
+    before   called when a request that is not refused begins
     behind   called when the line that ends a request is out
     """
 
@@ -110,6 +111,7 @@ class Server:
         *,
         vocab: int,
         figures: Callable[[], Mapping[str, InfoValue]] = dict,
+        before: Callable[[], None] = lambda: None,
         behind: Callable[[], None] = lambda: None,
     ) -> None:
         self.totals = Totals()
@@ -118,6 +120,7 @@ class Server:
         self._write = write
         self._vocab = vocab
         self._figures = figures
+        self._before = before
         self._behind = behind
         self._told: dict[str, InfoValue] = {}  # the figures that INFO has said
         self._ended = False  # the input is over
@@ -235,6 +238,7 @@ class Server:
             self._refuse(reason)
             return
         self._inbox.begin(number)
+        self._before()
         request = request_of(gen)
         self._say(self._path.admit(gen.slot, request) if isinstance(gen, BGen) else self._path.start(request))
 

@@ -245,13 +245,20 @@ def scripted_path(
 class Loop:
     """The real serve loop in a thread, over pipes and a scripted model."""
 
-    def __init__(self, model: ScriptedModel, figures: Callable[[], dict[str, int]] = dict, **settings: object) -> None:
+    def __init__(
+        self,
+        model: ScriptedModel,
+        figures: Callable[[], dict[str, int]] = dict,
+        before: Callable[[], None] = lambda: None,
+        **settings: object,
+    ) -> None:
         self.model = model
         commands, self._commands = os.pipe()
         self._outcome, self._outputs = os.pipe()
         self.inbox = Inbox(commands)
         path = scripted_path(model, **settings)
-        self.server = Server(path, self.inbox, Writer(self._outputs), vocab=model.vocab, figures=figures)
+        writer = Writer(self._outputs)
+        self.server = Server(path, self.inbox, writer, vocab=model.vocab, figures=figures, before=before)
         self.error: BaseException | None = None
         self._fds = [commands, self._outcome]
         self._lines: deque[bytes] = deque()

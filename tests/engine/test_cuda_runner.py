@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 
 from strata.engine import window_cost
 from strata.engine.cuda_runner import CudaRunner
+from strata.engine.device.arena import MIB
 from strata.engine.device.base import Memory
 from strata.engine.experts import helpers, learned, tier
 from strata.engine.memory.profile import read_profile
@@ -322,9 +324,6 @@ def test_info_tells_the_card(runner):
     assert info["expert_slots"] == 6 * 24 and " " not in info["gpu"]
 
 
-MIB = 1 << 20
-
-
 def same_as_host(tiered: CudaRunner, host: ModelRunner, spec: ModelSpec, n: int) -> Done:
     """A request of n tokens and two slots say what they say on the host; the end of the request when it is repeated,
     with what windows have picked."""
@@ -498,3 +497,12 @@ def test_the_longest_chunk_leaves_room_for_the_draw_behind_it(any_card, trunk):
     made = CudaRunner(trunk, replace_options(device="cuda", max_context=n + 8, prefill=n), driver=any_card())
     logits = made.feed(SOLO, 0, ids(n), True)
     assert made.sample(logits, ids(20, 3), PENALISED, n) >= 0
+
+
+def test_a_request_that_begins_with_little_free_memory_is_said_with_how_much(runner, monkeypatch, caplog):
+    """Other programs of the desktop take some behind the start."""
+    for free, said in ((1024 * MIB, []), (1024 * MIB - 1, ["request: 1023 MiB of VRAM are free, less than 1024"])):
+        monkeypatch.setattr(runner._device, "memory", lambda free=free: Memory(8 << 30, free))
+        with caplog.at_level(logging.INFO, "strata.engine"):
+            runner.request_begins()
+        assert caplog.messages == said

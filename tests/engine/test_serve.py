@@ -62,6 +62,15 @@ def test_a_refused_line_gets_one_err_no_done_and_the_next_command_works(loop, li
     assert kinds(engine.ask("GEN 1 5")) == [Resume, Progress, Reused, Token, Done]
 
 
+def test_a_request_that_is_refused_does_not_begin(loop):
+    begun = []
+    engine = loop(before=lambda: begun.append(1))
+    engine.ask("GEN 10 64")
+    assert not begun
+    engine.ask("GEN 1 5")
+    assert begun == [1]
+
+
 EXTREMES = ("1e308", "-1e308", "1e-308", "5e-324", "1e6", "-1e6", "1e-6", "1e7", "0", "-1")
 
 
