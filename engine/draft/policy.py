@@ -4,8 +4,8 @@ A window with drafts takes longer and may give more tokens. How long a token tak
 requests (`PlainTimes`), since a window's time hardly depends on the text. A request with drafts keeps a balance: what
 each window gained or lost against its tokens without drafts, in such tokens. When it has lost LOSS, it goes on without,
 and so do the requests after it; a try comes later, each time after twice as many windows, until one has paid. So a try
-costs LOSS tokens of time and the window that passes it, whatever the texts are like, and short answers do not pay for
-one each.
+costs LOSS tokens of time and the window that passes it, whatever the texts are like. The next request takes over what
+was lost, all of it: many short answers that lose a little each end drafts as a long one does.
 
 Units    milliseconds of any clock; a `key` tells apart what cannot be compared: how many sequences a window has
 """
@@ -20,6 +20,9 @@ LOSS: Final = 3.0
 """Tokens of time that a try may cost."""
 SAVED: Final = 6.0
 """Tokens of time that a request may have gained and lose again: drafts that pay have bad stretches."""
+CARRIED: Final = 2.0
+"""Tokens of time that a request may leave to the next one of what it gained: one answer that drafts do not suit does not
+end them for many that they do."""
 FORGET: Final = 0.4
 """How fast the time of a token without drafts follows what is measured."""
 FIRST_REFRESH: Final = 16
@@ -81,8 +84,8 @@ class Payoff:
         self.turned_off = 0
 
     def next_request(self) -> None:
-        """Another text begins: what the last one has gained is not its own, what that has lost is half believed."""
-        self.balance = min(0.0, self.balance) / 2
+        """Another text begins, with what the last one has lost, or with a part of what that has gained."""
+        self.balance = min(self.balance, CARRIED)
 
     def wants(self, key: int) -> bool:
         """Whether the next window has drafts."""

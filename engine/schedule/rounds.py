@@ -6,6 +6,9 @@ that whatever the round under way gives, the next one still fits what the reques
 what the text said before, its own words are the drafts, unless rounds were measured to have more tokens in the time: a
 window from the host verifies them, and as long as the text goes on like this the next one is started at once.
 
+A request begins with one draft a round until one has been kept: two rounds are decided about before any draft is known,
+and many answers are over by then. That it begins by waiting for the host is no fault of its drafts, and not counted.
+
 Units    milliseconds of the given clock
 Effects  computing goes through the `Runner`; how long it took decides how it goes on (`draft.policy`, `draft.reach`)
 """
@@ -60,6 +63,8 @@ class RoundDrafting:
         self._drafts: int | None = None  # a round with so many has been
         self._asked: int | None = None  # so many were wanted
         self._words: tuple[int, ...] | None = None  # a window has been that verifies these of the text
+        self._first = True  # what runs is the request's first
+        self._kept = False  # a draft has been
         self._at = 0.0  # since then, by the clock
 
     def window(self, row: Row, n_left: int) -> list[int]:
@@ -68,16 +73,19 @@ class RoundDrafting:
         begun = self._at if ahead else self._clock()
         words = self._repeated(row, n_left) if self._words is None else self._words
         if self._drafts is None and (self._window or n_left < 2 or not self._payoff.wants(1)):
-            return self._plain(row, n_left, bool(words), begun)
-        if self._drafts is None and words:
-            return self._of_text(row, words, n_left, begun)
-        return self._round(row, n_left, bool(words), begun)
+            said = self._plain(row, n_left, bool(words), begun)
+        elif self._drafts is None and words:
+            said = self._of_text(row, words, n_left, begun)
+        else:
+            said = self._round(row, n_left, bool(words), begun)
+        self._first = False
+        return said
 
     def _plain(self, row: Row, n_left: int, repeats: bool, begun: float) -> list[int]:
         """A window without drafts. Behind it comes another one, or a round that has none yet."""
         steady, wants = self._window, self._payoff.follows(1, self._window)
         again, most = n_left > 1 and not (wants and repeats), self._most(row)
-        rounds = self.reach.want(most) if again and wants and n_left >= SHORT else 0
+        rounds = self._want(most) if again and wants and n_left >= SHORT else 0
         said = self._runner.window([row], again, rounds)
         self._window, self._drafts = again and not rounds, 0 if rounds else None
         self._at = self._clock()
@@ -119,7 +127,7 @@ class RoundDrafting:
         most, steady = self._most(row), self._drafts is not None
         fed = self._drafts
         if fed is None:
-            wanted = min(self.reach.want(most), n_left - 1)
+            wanted = min(self._want(most), n_left - 1)
             row = row._replace(drafts=before_end(self._runner.propose(row, wanted, 0.0), self._end_ids))
             fed = len(row.drafts)
         after = None if repeats else self._after(most, n_left - 1 - fed)
@@ -130,23 +138,33 @@ class RoundDrafting:
         if drafts:
             self._counts.add(drafts, len(said) - 1, drafts)
             self.reach.saw(drafts, len(said) - 1, most)
-        if steady and drafts and drafts == self._asked:  # others leave more drafts than they have
+            self._kept = self._kept or len(said) > 1
+        if steady and drafts in (0, self._asked):  # others leave more drafts than they have
             self.reach.timed(drafts, ms)
         self._asked = after
         self._drafted(ms, len(said))
         return said
 
+    def _want(self, most: int) -> int:
+        """How many drafts a round of up to `most` should have."""
+        return self.reach.want(most) if self._kept else min(1, most)
+
     def _after(self, most: int, n_left: int) -> int | None:
         """What comes behind a round that leaves n_left tokens at least: drafts of the next one, 0 a window without."""
         if n_left < 1:
             return None
-        return min(self.reach.want(most), n_left - 1) if self._payoff.goes_on() else 0
+        return min(self._want(most), n_left - 1) if self._payoff.goes_on() else 0
 
     def _most(self, row: Row) -> int:
         """Drafts of a round."""
         return min(self._runner.rounds(row), self._rules.spec - 1)
 
     def _drafted(self, ms: float, tokens: int) -> None:
+        if self._first:  # it has waited for the host, as a window without drafts would have
+            start = self.reach.start_ms()
+            if start is None or tokens > 1:
+                return
+            ms = min(ms, start)
         if self._payoff.drafted(1, ms, tokens):
             verdict = self._payoff.verdict(1)
             log(f"drafts do not pay for this request: {verdict}; it goes on without for a while")

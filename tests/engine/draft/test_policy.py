@@ -63,6 +63,32 @@ def test_short_answers_do_not_pay_for_a_try_each():
     assert ms < 100 * tokens * 1.01
 
 
+@pytest.mark.parametrize("lost", [0.3, 1.2])
+def test_answers_that_lose_a_little_each_end_drafts(lost):
+    payoff, windows = Payoff(calibrated()), 0
+    for _ in range(60):
+        payoff.next_request()
+        if payoff.wants(1):
+            windows += 1
+            payoff.drafted(1, 1.0 + lost, 1)
+        for _ in range(3):
+            payoff.plain(1, 1.0, 1)
+    assert payoff.turned_off == 1 and windows <= LOSS / lost + 1
+
+
+def test_one_answer_that_drafts_do_not_suit_does_not_end_those_of_many_that_they_do():
+    payoff = Payoff(calibrated())
+    for _ in range(20):
+        for gained in (2, 0):
+            payoff.next_request()
+            for _ in range(4):
+                assert payoff.wants(1)
+                payoff.drafted(1, 2.0, 1 + gained)
+            for _ in range(PROBES):
+                payoff.plain(1, 1.0, 1)
+    assert not payoff.turned_off
+
+
 def test_texts_that_follow_well_are_tried_again_soon_after_one_that_did_not():
     payoff = Payoff(calibrated())
     for _ in range(3):

@@ -83,7 +83,7 @@ def test_what_a_token_takes_is_told_once_its_windows_were_measured():
     run(reach, [1.0, 1.0, 1.0], 0.2, 40)
     assert reach.ms_of(MOST) == pytest.approx(1.6 / 4, rel=0.01)
     assert reach.best_ms(MOST) == reach.ms_of(MOST)
-    for _ in range(40):
+    for _ in range(80):
         reach.saw(MOST, 1, MOST)
     assert reach.ms_of(MOST) == pytest.approx(1.6 / 2, rel=0.05)
     assert reach.best_ms(MOST) == pytest.approx(1.2 / 2, rel=0.05), "one draft is cheaper then"

@@ -290,6 +290,63 @@ def test_only_first_drafts_that_are_right_are_followed_one_at_a_time(schedule, r
 
 
 @pytest.fixture
+def answers_ms(schedule, rounding_model):
+    """answers_ms(lengths, hits, stall, spec): what answers of so many tokens take, one after another, each of which an
+    end token ends. In windows without drafts, a round takes what it does on a card: 1.45 with one, 1.95 with three."""
+
+    class Ending(rounding_model):
+        last = 0
+
+        def logits(self, slot: int):
+            wanted = np.zeros(self.vocab, np.float32)
+            wanted[self.at(len(self.state.tokens[slot]))] = 1
+            return wanted
+
+        def says(self, row, tokens):
+            return self.at(len(tokens))
+
+        def at(self, n: int) -> int:
+            return 3 if n >= self.last else 10 + n * n % 40
+
+    def ms(lengths: list[int], hits: tuple[bool, ...], stall: float, spec: int) -> list[float]:
+        clock = Clock()
+        model = Ending(clock, hits=hits, row_ms=0.2, stall=stall)
+        path = schedule(model, clock=clock, max_context=600, drafts=DraftRules(spec, 0.0, 0))
+        taken = []
+        for i, length in enumerate(lengths):
+            asked = request(5, 500, seed=i)
+            model.last = 5 + length - 1
+            tokens, done = run_solo(path, asked)
+            assert len(tokens) == length
+            taken.append(done.decode_ms)
+        return taken
+
+    return ms
+
+
+RIGHT = {"none": (False,), "half": (True, False), "four of five": (True, True, False, True, True)}
+
+
+@pytest.mark.parametrize("stall", [0.5, 2.0])
+@pytest.mark.parametrize("right", RIGHT)
+@pytest.mark.parametrize("lengths", [[3], [5], [3, 5, 6, 9, 4, 10, 8]], ids=["three", "five", "three to ten"])
+def test_short_answers_take_no_longer_than_without_drafts(answers_ms, lengths, right, stall):
+    lengths = lengths * (420 // sum(lengths))
+    with_drafts, without = (sum(answers_ms(lengths, RIGHT[right], stall, spec)) for spec in (4, 1))
+    assert without > 0.97 * with_drafts
+
+
+@pytest.mark.parametrize("stall", [0.5, 2.0])
+def test_short_answers_between_longer_ones_cost_them_nothing(answers_ms, stall):
+    """That a request begins with a pause is no fault of its drafts, however slow the host is."""
+    lengths = [5, 40, 3, 60, 9, 6, 50] * 8
+    with_drafts, without = (np.array(answers_ms(lengths, RIGHT["four of five"], stall, spec)) for spec in (4, 1))
+    short = np.array(lengths) < 10
+    assert without[short].sum() > 0.97 * with_drafts[short].sum()
+    assert without[~short].sum() > 1.3 * with_drafts[~short].sum()
+
+
+@pytest.fixture
 def repeating_model(rounding_model):
     """repeating_model(clock, ..): says fifty tokens twice and then six again and again; verify_ms: what a window from
     the host takes longer."""
