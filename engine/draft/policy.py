@@ -21,8 +21,8 @@ LOSS: Final = 3.0
 SAVED: Final = 6.0
 """Tokens of time that a request may have gained and lose again: drafts that pay have bad stretches."""
 CARRIED: Final = 2.0
-"""Tokens of time that a request may leave to the next one of what it gained: one answer that drafts do not suit does not
-end them for many that they do."""
+"""Tokens of time that a request may leave to the next one of what it gained: one answer that drafts do not suit does
+not end them for many that they do."""
 FORGET: Final = 0.4
 """How fast the time of a token without drafts follows what is measured."""
 FIRST_REFRESH: Final = 16

@@ -15,8 +15,8 @@ from typing import Final
 from strata.engine.draft.policy import OUTLIER
 
 FOLLOW: Final = 0.05
-"""How fast the share of a depth follows the text. Twice as fast, shares scatter more than texts differ, and a few drafts
-that happen to be wrong keep deep ones away until the next look."""
+"""How fast the share of a depth follows the text. Twice as fast, shares scatter more than texts differ, and a few
+drafts that happen to be wrong keep deep ones away until the next look."""
 FOLLOW_TIME: Final = 0.2
 """How fast times follow the machine."""
 MEASURED: Final = 3
