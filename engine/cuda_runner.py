@@ -307,9 +307,12 @@ class CudaRunner:
     def info(self) -> dict[str, InfoValue]:
         """What INFO says of the card."""
         slots, experts = self._resident.experts_in_vram, self._resident.expert_bytes // MIB
-        store = self._resident.store
+        store, (where, prompts) = self._resident.store, self._resident.prompt_memory
         return {
             "vram_free_mib": self._device.memory().free // MIB,
+            "vram_reserve_mib": self._resident.reserve // MIB,
+            "prefill_memory": where,
+            "prefill_mib": prompts // MIB,
             "expert_slots": slots,
             "expert_slots_primary": slots,
             "expert_cache_mib": experts,

@@ -42,6 +42,8 @@ class HeadLoan(PromptLoan):
     """loads: how often the head came back. n_bytes: of it · row: shape of a residual · moves: a test hook, the head
     comes back elsewhere."""
 
+    where = "head"
+
     def __init__(
         self, device: CudaDevice, plan: LoanPlan, n_bytes: int, row: tuple[int, int, int], moves: bool = False
     ) -> None:
@@ -65,6 +67,10 @@ class HeadLoan(PromptLoan):
     def ring(self) -> Array:
         """Memory of the ring, whose experts only lent reads stream."""
         return self._at(self.plan.ring)
+
+    @property
+    def read_bytes(self) -> int:
+        return self.plan.own_bytes + self.plan.lent_bytes
 
     def follow(self, store: ExpertStore) -> None:
         """The store that has `ring`."""

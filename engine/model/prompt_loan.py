@@ -34,7 +34,10 @@ from strata.kernels.cuda.workspace import OutOfWorkspace
 
 class PromptLoan(ABC):
     """stays: rows up to which a chunk borrows nothing · most: rows of a chunk · lent: whether prompts have the lent
-    memory now. own_bytes: of memory of windows and short reads · row: shape of a residual · remedy: a flag."""
+    memory now · where: what is lent, in a word. own_bytes: of memory of windows and short reads · row: shape of a
+    residual · remedy: a flag."""
+
+    where: str
 
     def __init__(
         self, device: CudaDevice, own_bytes: int, stays: int, most: int, row: tuple[int, int, int], remedy: str
@@ -54,6 +57,11 @@ class PromptLoan(ABC):
     @abstractmethod
     def ring(self) -> Array | int:
         """Memory of the ring, whose experts only lent reads stream; a number: that many bytes at the cache's end."""
+
+    @property
+    @abstractmethod
+    def read_bytes(self) -> int:
+        """Of the longest chunk's memory, ring and all."""
 
     @abstractmethod
     def follow(self, store: ExpertStore) -> None:

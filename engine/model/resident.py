@@ -76,7 +76,7 @@ AUTO_CHUNKS: Final = (8192, 4096, 2048, 1024, 512, 256, 128, 64, 32)
 
 class Resident:
     """`model`, `state` and `windows` on `device`; `chunk`: most rows of a pass; `experts_in_vram`, `expert_bytes`: how
-    many and what they take there; `drafter`: the draft layer, None without one.
+    many and what they take there; `drafter`: the draft layer, None without one; `reserve`: bytes that stay free.
 
     plan      the slots and checkpoints for so many free bytes; without it `n_slots` and `n_checkpoints`
     table     where the n-gram table goes: vram, ram, auto
@@ -114,7 +114,7 @@ class Resident:
         head_moves: bool = False,
         kv_resident: int = 0,
     ) -> None:
-        self.device, self._verify, self.store = device, drafts.verify, None
+        self.device, self._verify, self.store, self._own_ring = device, drafts.verify, None, 0
         meter = Meter(device.sides)
         _measure_weights(pack, drafts, max_context, meter)
         measure = partial(_measure_state, pack.spec, drafts, max_context, kv, kv_resident, meter)
@@ -143,6 +143,7 @@ class Resident:
             chunks, reserve = self._open_tiers(tiers, tier_plan, stream_min)
             share = partial(self._share, tiers, drafts.spec, tier_plan.mixer_rows)
             device.mixer_rows = tier_plan.mixer_rows
+        self.reserve = reserve
         self.model = Model(pack, device, max_context)
         self.state = self.model.new_state(n_slots, kv, n_checkpoints, resident=kv_resident)
         self.drafter = self._drafter(drafts, n_slots - 1, kv)
@@ -154,6 +155,14 @@ class Resident:
                 self.chunk = self._fit_loan(self.loan, tiers, logits, drafts)
             else:
                 self.chunk = self._fit([n for n in chunks if n <= max_context] or [max_context], logits, reserve, share)
+
+    @property
+    def prompt_memory(self) -> tuple[str, int]:
+        """Where prompts lie: in memory of their "own", or also in the "head" or in "slots"; bytes of the longest chunk,
+        ring and all."""
+        if self.loan is None:
+            return "own", self.device.workspace_bytes + self._own_ring
+        return self.loan.where, self.loan.read_bytes
 
     @contextmanager
     def _loading(self) -> Iterator[None]:
@@ -279,6 +288,7 @@ class Resident:
             ring = self.loan.ring
         else:
             ring = self.device.account.take(planned.ring_bytes, "the ring of streamed experts", remedy)
+            self._own_ring = planned.ring_bytes
         helpers = tiers.helpers(self.device, planned.placement)
         staging = None
         if planned.staged_bytes:

@@ -25,6 +25,7 @@ class SlotLoan(PromptLoan):
     """lending: of the slots of the store that it follows."""
 
     lending: Lending
+    where = "slots"
 
     def __init__(self, device: CudaDevice, plan: BorrowPlan, row: tuple[int, int, int]) -> None:
         super().__init__(device, plan.own_bytes, plan.stays, plan.chunk, row, "use --no-prefill-borrow")
@@ -35,6 +36,10 @@ class SlotLoan(PromptLoan):
     @property
     def ring(self) -> int:
         return self._plan.buffers.ring
+
+    @property
+    def read_bytes(self) -> int:
+        return self._plan.buffers(self.most)
 
     def follow(self, store: ExpertStore) -> None:
         self._cache = store.cache

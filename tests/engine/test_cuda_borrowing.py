@@ -162,7 +162,9 @@ def test_a_short_read_borrows_no_slot_and_a_longer_one_more_of_them(any_card, pa
     assert lending.slots == lent[1], "a request of another slot has ended beside the read"
     runner.feed(SOLO, STAYS + 1, ids(CHUNK, 1), True)
     assert lending.reads == 3 and lending.slots == lent[2], "the longer chunk borrows more for the same read"
-    assert runner.figures()["lent_slots"] == lent[2]
+    assert runner.figures()["lent_slots"] == lent[2] and runner.info()["prefill_memory"] == "slots"
+    slots = runner._resident.store.placement.lendable
+    assert 0 < runner._resident.prompt_memory[1] <= slots, "the longest chunk lies in the slots that may be lent"
     twins_are_slots(runner)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from strata.engine.cuda_runner import CudaRunner
+from strata.engine.device.arena import MIB
 from strata.engine.memory.loan import LoanPlan, LoanRoom, Piece, Planner
 from strata.engine.model.head_loan import HeadLost
 from strata.engine.model.resident import Resident
@@ -134,7 +135,9 @@ def test_texts_and_states_are_those_without_the_alias(any_card, pack, wanted, st
     driver = any_card()
     driver.eager = eager
     runner = made(driver, pack, *in_head, chunk=chunk)
-    assert (runner.chunk, runner.info()["head_alias"]) == (chunk, 1)
+    info, plan = runner.info(), runner._resident.loan.plan
+    assert (runner.chunk, info["head_alias"], info["prefill_memory"]) == (chunk, 1, "head")
+    assert info["prefill_mib"] == (plan.own_bytes + plan.lent_bytes) // MIB
     assert texts(runner) == wanted[0]
 
 

@@ -322,6 +322,9 @@ def test_info_tells_the_card(runner):
     assert info["prefill_chunk"] == CHUNK == runner.chunk
     assert info["window_rows"] == 8 and info["vram_free_mib"] > 0
     assert info["expert_slots"] == 6 * 24 and " " not in info["gpu"]
+    assert (info["prefill_memory"], info["vram_reserve_mib"]) == ("own", RESERVE // MIB)
+    assert runner._resident.prompt_memory == ("own", runner._device.workspace_bytes)
+    assert info["prefill_mib"] == runner._device.workspace_bytes // MIB
 
 
 def same_as_host(tiered: CudaRunner, host: ModelRunner, spec: ModelSpec, n: int) -> Done:
