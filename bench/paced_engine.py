@@ -157,6 +157,9 @@ class PacedRunner:
     def verify(self, rows: Sequence[Row]) -> list[list[int]]:
         raise RuntimeError("no drafts")
 
+    def verify_ahead(self, row: Row) -> None:
+        raise RuntimeError("no drafts")
+
     def rounds(self, row: Row) -> int:
         return 0
 
