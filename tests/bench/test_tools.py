@@ -31,13 +31,14 @@ def test_random_prompts_stay_in_the_vocabulary_and_repeat():
 
 def test_engine_bench_writes_rates_of_the_real_engine(packs, tmp_path: Path):
     out = tmp_path / "r.json"
-    work = ["-p", "16", "-n", "4", "-d", "0", "8", "--prompt-at", "40", "-r", "2"]
+    work = ["-p", "16", "-n", "4", "-d", "0", "8", "--prompt-at", "40", "-r", "2", "--starts", "2"]
     argv = ["engine", "--pack", str(packs["odd-q8_0"]), *work, "--target", "P4=pp 16", "--json", str(out)]
     assert main(argv) == 0
     figures = json.loads(out.read_text())
     assert [r["work"] for r in figures["records"]] == ["pp 16", "tg 4", "tg 4 @ 8", "pp 16 @ 40", "start to READY"]
     assert all(r["median"] > 0 for r in figures["records"])
     assert figures["records"][0]["target"] == "P4" and figures["records"][0]["runs"] == 2
+    assert figures["records"][-1]["runs"] == 2
     assert figures["pack"]["name"] == "odd-q8_0.gguf"
 
 
