@@ -57,6 +57,8 @@ def advise(
         got = {short.what: short.got for short in other.shortfalls}
         for short, advice in found.items():
             now = got.get(short.what, short.wanted)
+            if alias.FLAG in change.option and short.what != "prompt chunk":
+                continue  # the engine lends the head in place: longer chunks, and no more experts
             if now > short.got and _asks_for_as_much(short, options, change.options):
                 advice.append(Advice(change.option, now))
     return {short: tuple(sorted(all_, key=lambda one: -one.got)[:MOST]) for short, all_ in found.items()}

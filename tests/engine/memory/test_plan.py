@@ -240,6 +240,18 @@ def test_advice_names_all_that_it_needs_and_nothing_that_the_command_line_exclud
         assert wanted or not any("--prefill-head-alias" in option for option in named)
 
 
+def test_the_head_is_advice_for_longer_chunks_alone(planned):
+    """With it an engine has no more experts in VRAM than without."""
+    figures, options, plan = planned(LAPTOP)
+    named = {
+        short.what
+        for short, advice in advise(figures, options, PLAIN, plan).items()
+        for one in advice
+        if "--prefill-head-alias" in one.option
+    }
+    assert named == {"prompt chunk"}
+
+
 def test_json_says_the_same_as_the_table(pack):
     line = f"--plan --pack {pack.path} --device cuda --vram-limit-mib 12288 --ram-limit-mib 65536"
     options = fitted(parse(line.split()), pack.spec)
