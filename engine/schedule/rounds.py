@@ -71,7 +71,9 @@ class RoundDrafting:
         """The next tokens, at most n_left >= 1, of a row that has rounds."""
         ahead = self._window or self._drafts is not None or self._words is not None
         begun = self._at if ahead else self._clock()
-        words = self._repeated(row, n_left) if self._words is None else self._words
+        words = self._words
+        if words is None:
+            words = () if self._payoff.off else self._repeated(row, n_left)
         if self._drafts is None and (self._window or n_left < 2 or not self._payoff.wants(1)):
             said = self._plain(row, n_left, bool(words), begun)
         elif self._drafts is None and words:
