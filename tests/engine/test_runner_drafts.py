@@ -71,7 +71,7 @@ def plain(runner, slot: int, tokens: np.ndarray, how: Sampling, n: int = LENGTH)
 
 def drafts_of(right: list[int], n: int, wrong_at: int) -> list[int]:
     """n drafts of which the one at `wrong_at` is wrong."""
-    return [token + 1 if i == wrong_at else token for i, token in enumerate(right[:n])]
+    return [token ^ 1 if i == wrong_at else token for i, token in enumerate(right[:n])]
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
