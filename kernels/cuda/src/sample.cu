@@ -330,7 +330,7 @@ DEVICE void gather_exactly(const Row& row, SelectMemory& memory, int* chosen, in
     }
 }
 
-KERNEL void __launch_bounds__(1024)
+KERNEL void __launch_bounds__(1024, 1)
     sample_pick(const float* logits, const double* settings, const u64* seeds, const int* positions, const u32* seen,
                 const double* best, const int* best_ids, const u32* runs, int* out, int vocab, int n_runs, int words,
                 int ahead) {
