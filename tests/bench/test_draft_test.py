@@ -25,7 +25,17 @@ sys.exit(engine.wait())
 def run(packs, tmp_path: Path, exe: str | None = None) -> None:
     out = tmp_path / "out.json"
     line = ["draft-test", "--pack", str(packs["tiny-f32"]), "-n", "1", "--tasks", "copy", "arithmetic"]
-    line += ["--repeats", "1" if exe else "2", "--longest", "160", "--max-new", "12", "--batch", "2", "--extra=--threads 1 --verify-accounts"]
+    line += [
+        "--repeats",
+        "1" if exe else "2",
+        "--longest",
+        "160",
+        "--max-new",
+        "12",
+        "--batch",
+        "2",
+        "--extra=--threads 1 --verify-accounts",
+    ]
     line += [f"--drafts=--mtp {packs['mtp-tiny-q8_0']} --spec 3", "--json", str(out)]
     line += ["--exe", exe] if exe else []
     assert main(line) == (1 if exe else 0)

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -251,6 +252,12 @@ def test_a_refusal_names_the_option_the_limit_and_what_was_given(argv, wants):
 
 def test_a_start_without_a_model_says_how_to_name_one():
     assert refusal_of("--serve") == "--pack: no model given; name a GGUF file: --pack model.gguf"
+
+
+def test_an_installation_without_an_extra_brings_no_cupy():
+    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
+    assert not any("cupy" in each or "nvidia" in each for each in project["dependencies"])
+    assert {"cuda12", "cuda13"} <= project["optional-dependencies"].keys()
 
 
 def test_cuda_without_cupy_says_what_to_install(monkeypatch):
