@@ -5,14 +5,15 @@
 Held-out problems of the demo pack, task by task, are answered greedily and sampled: by an engine without drafts, by one
 with them, and in slots. Every text must be the same, token by token. Then, per task, how many drafts the model said as
 well, how many tokens a window with drafts gave, and how many times faster the answers came than without: of each answer
-the median of --repeats times, and of a task the sum of these. Exit code 1 when a text differs, or a task is slower than
---floor times the engine without drafts.
+the median of --repeats times, and of a task the sum of these; in slots, the time of all prompts. Exit code 1 when a text
+differs, or a task is slower than --floor times the engine without drafts.
 """
 
 from __future__ import annotations
 
 import argparse
 import shlex
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,10 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """The answers of an engine: to all prompts in their order, one or several times."""
+    """The answers of an engine: to all prompts in their order, one or several times. seconds: of all of them."""
 
     answers: list[Request]
     device: str
+    seconds: float
 
     def of(self, places: Sequence[int], n: int) -> list[list[Done]]:
         """The ends of some of n prompts, solo: of each prompt as often as it was answered."""
@@ -81,8 +83,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
         device = withal.device
         compare(findings, f"{name}, alone", todo, withal, without)
         if args.batch > 1:
-            slots = (*options, *args.drafts, "--batch-mtp", "--batch", str(args.batch))
-            compare(findings, f"{name}, {args.batch} slots", todo, answers(launch, slots, todo, keys, args), without)
+            slots, by_slots = ("--batch", str(args.batch)), f"{name}, {args.batch} slots"
+            bare = answers(launch, (*options, *slots), todo, keys, args)
+            drafted = answers(launch, (*options, *args.drafts, "--batch-mtp", *slots), todo, keys, args)
+            compare(findings, by_slots, todo, drafted, without)
+            note_slots(findings, by_slots, drafted, bare)
         for task in args.tasks:
             places = [i for i, problem in enumerate(todo) if problem.sample.task == task]
             note(findings, f"{task}, {name}", withal.of(places, len(todo)), without.of(places, len(todo)), args.floor)
@@ -105,14 +110,14 @@ def answers(
     Every prompt has a seed of its own.
     """
     with launch.start(*options) as engine:
-        asked = list(enumerate(todo, 1))
+        asked, begun = list(enumerate(todo, 1)), time.monotonic()
         if engine.limits.slots < 2:
             asked *= args.repeats
             found = [engine.alone(p.prompt.ids, args.max_new, seeded(keys, seed)) for seed, p in asked]
         else:
             found = list(in_slots(engine, asked, keys, args.max_new))
             engine.finish(*found)
-        return Run(found, str(engine.process.info.get("device")))
+        return Run(found, str(engine.process.info.get("device")), time.monotonic() - begun)
 
 
 def in_slots(
@@ -143,6 +148,15 @@ def compare(findings: Findings, name: str, todo: Sequence[Problem], got: Run, wa
     if differ:
         detail = f"{len(differ)} of {len(got.answers)} answers differ, the first of them to prompt {differ[0] % n}"
     findings.that(f"{name}: the texts without drafts", not differ, detail)
+
+
+def note_slots(findings: Findings, name: str, withal: Run, without: Run) -> None:
+    """The figures of all prompts together, in slots."""
+    ends = [answer.slot_done for answer in withal.answers if answer.slot_done is not None]
+    offered, accepted = (sum(end.drafts_offered or 0 for end in ends), sum(end.drafts_accepted or 0 for end in ends))
+    if offered:
+        findings.records.append(Record.of(f"{name}, drafts kept of {offered}", "%", [100 * accepted / offered]))
+    findings.records.append(Record.of(f"{name}, speed against none", "x", [without.seconds / withal.seconds]))
 
 
 def note(

@@ -101,3 +101,13 @@ def test_scores_do_not_fall(tmp_path: Path):
             found[match[1]] = record["median"]
     assert found.keys() == FLOORS.keys()
     assert {task for task, floor in FLOORS.items() if found[task] < floor} == set(), found
+
+
+def test_the_draft_layer_beside_the_model_says_what_it_says(tmp_path: Path):
+    out, draft = tmp_path / "score.json", CONFIG.parents[1] / "demo" / "strata-demo-mtp-q4_0.gguf"
+    extra = f"--extra=--mtp {draft} --spec 2 --suffix-draft 0"
+    assert main(["score", "--config", str(CONFIG), "-n", "2", "--tasks", "arithmetic", extra, "--json", str(out)]) == 0
+    found = {record["work"]: record["median"] for record in json.loads(out.read_text())["records"]}
+    assert found["arithmetic, right of 2"] == 100
+    (kept,) = (share for work, share in found.items() if "drafts kept" in work)
+    assert kept > 90, "of first proposals"

@@ -39,6 +39,8 @@ def run(packs, tmp_path: Path, exe: str | None = None) -> None:
     line += [f"--drafts=--mtp {packs['mtp-tiny-q8_0']} --spec 3", "--json", str(out)]
     line += ["--exe", exe] if exe else []
     assert main(line) == (1 if exe else 0)
+    works = [record["work"] for record in json.loads(out.read_text())["records"]]
+    assert {f"{how}, 2 slots, speed against none" for how in ("greedy", "sampled")} <= set(works)
     checks = {check["name"]: check["ok"] for check in json.loads(out.read_text())["checks"]}
     assert list(checks) == [
         f"{how}, {where}: the texts without drafts" for how in ("greedy", "sampled") for where in ("alone", "2 slots")
