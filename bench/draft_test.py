@@ -5,8 +5,9 @@
 Held-out problems of the demo pack, task by task, are answered greedily and sampled: by an engine without drafts, by one
 with them, and in slots. Every text must be the same, token by token. Then, per task, how many drafts the model said as
 well, how many tokens a window with drafts gave, and how many times faster the answers came than without: of each answer
-the median of --repeats times, and of a task the sum of these; in slots, the time of all prompts. Exit code 1 when a text
-differs, or a task is slower than --floor times the engine without drafts.
+the median of --repeats times, and of a task the sum of these; in slots, the time of all prompts.
+
+Exit code 1 when a text differs, or a task is slower than --floor times the engine without drafts.
 """
 
 from __future__ import annotations
