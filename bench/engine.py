@@ -3,13 +3,15 @@
 Each test is run once to warm up and then `--runs` times. `pp N` reads N random ids and generates one token; `tg N`
 reads one id and generates N tokens greedily; `tg N @ D` does so after a prompt of D tokens. `pp N @ D` reads N ids
 behind D that the session holds; its runs follow each other, so each is N tokens deeper than the one before. Where not
-all experts lie in a card's memory, the share of those that were found there is a figure as well.
+all experts lie in a card's memory, the share of those that were found there is a figure as well. On a card `tg N: host
+work` is what the engine itself counts between two waits (`--stats`): its schedule, its lines and its launches.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -20,9 +22,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from strata.bench.engine_process import EngineFailed, EngineProcess, Generation, engine_command, pack_argument
 from strata.bench.report import Record, Report, pack_facts, show
+from strata.engine.window_cost import laps
 
 ALL = 100.0
 """Percent."""
+TOLD_S = 5.0
+"""The log of an engine is waited for so long: its last line may come after the line that ends the last request."""
 FIRST_PLAIN_ID = 32
 """Random prompts avoid the first ids, which a tokenizer may give to controls."""
 
@@ -49,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="NAME=TEST",
-        help="the target that a test belongs to, such as 'P1=tg 128' (docs/performance.md lists them)",
+        help="the target of a test, such as 'P1=tg 128' or 'P10=tg 128: host work' (docs/performance.md lists them)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="everything after it goes to the engine")
@@ -102,7 +107,9 @@ def measure(args: argparse.Namespace, todo: list[Case], console: Console) -> Rep
     run last, one after the other, since each goes on in the session of its own."""
     values: dict[str, list[float]] = {test.name: [] for test in todo}
     cached: dict[str, list[float]] = {test.name: [] for test in todo}
-    argv, starts = command(args, todo, runs=args.runs + 1, extra=args.extra), []
+    order: list[str] = []  # of the requests without held tokens: "" for those that warm up
+    stats = [] if args.device == "host" else ["--stats"]
+    argv, starts = command(args, todo, runs=args.runs + 1, extra=[*stats, *args.extra]), []
     for _ in range(args.starts - 1):
         with EngineProcess(argv) as engine:
             starts.append(engine.start_s)
@@ -117,7 +124,10 @@ def measure(args: argparse.Namespace, todo: list[Case], console: Console) -> Rep
                 if i:
                     values[test.name].append(test.rate(g))
                     cached[test.name] += [] if g.done.hit_rate is None else [100 * g.done.hit_rate]
+                if not test.held:
+                    order.append(test.name if i else "")
                 bar.advance(task)
+        spent = host_work(engine, order) if stats else {}
         flags = {
             "device": args.device,
             "threads": args.threads,
@@ -129,8 +139,23 @@ def measure(args: argparse.Namespace, todo: list[Case], console: Console) -> Rep
     if args.device != "host":
         shares = {name: found for name, found in cached.items() if found and min(found) < ALL}
         records += [Record.of(f"{name}: experts in VRAM", "%", found) for name, found in shares.items()]
+    works = {f"{name}: host work": found for name, found in spent.items()}
+    records += [Record.of(work, "us a window", found, targets.get(work, "")) for work, found in works.items()]
     records.append(Record.of("start to READY", "s", starts, targets.get("start", "")))
     return Report(tool="strata-bench engine", records=records, flags=flags, pack=pack_facts(args.pack))
+
+
+def host_work(engine: EngineProcess, order: Sequence[str]) -> dict[str, list[float]]:
+    """By name, microseconds of the host for a window, a request. order: the names of its first requests, "" for those
+    that do not count. Those without windows that were started ahead have none, as has an engine that does not tell."""
+    until = time.monotonic() + TOLD_S
+    while len(told := laps(engine.log_text())) < len(order) and time.monotonic() < until:
+        time.sleep(0.01)
+    found: dict[str, list[float]] = {}
+    for name, lap in zip(order, told, strict=False):
+        if name and lap.windows:
+            found.setdefault(name, []).append(lap.us)
+    return found
 
 
 def command(args: argparse.Namespace, todo: list[Case], *, runs: int, extra: Sequence[str]) -> list[str]:

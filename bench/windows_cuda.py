@@ -5,9 +5,9 @@
 
 Every sequence reads a prompt of its own and then feeds itself: a window is started before the ids of the one before
 are read, as the engine does. A run is `--steps` windows after some to warm up; the host's share is what it does
-between two waits. First of all `--check` windows are run with and without overlapping launches: ids and last logits
-must be the same bits. `--launches`: for windows of so many rows, what each kernel
-adds to their time (window_launches.py).
+between two waits, without schedule and protocol (with them: `strata-bench engine`, "host work"). First of all
+`--check` windows are run with and without overlapping launches: ids and last logits must be the same bits.
+`--launches`: for windows of so many rows, what each kernel adds to their time (window_launches.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ CHECKED_DEPTH = 300
 """Tokens before the windows that are compared: past a page and an index block."""
 TARGET = {(8, 0): "P3"}
 """(rows, depth) -> name in the list of targets."""
-HOST_TARGET = "P10"
 
 
 class Spent:
@@ -207,7 +206,7 @@ def main(argv: list[str] | None = None) -> int:
             rates = [n * args.steps / run.whole for run in runs]
             records.append(Record.of(name, "tok/s", rates, TARGET.get((n, depth), "")))
             host = [run.host / args.steps * 1e6 for run in runs]
-            records.append(Record.of(f"{name}, host", "us a window", host, HOST_TARGET if (n, depth) == (1, 0) else ""))
+            records.append(Record.of(f"{name}, host", "us a window", host))
             for part in ("reserve", "step", "advance"):
                 spent = [run.parts[part] / args.steps * 1e6 for run in runs]
                 records.append(Record.of(f"{name}, host: {part}", "us a window", spent))

@@ -155,6 +155,7 @@ class CudaRunner:
         loan: Planner = plan_loan,
     ) -> None:
         self.cost = WindowCost()
+        self._stats = options.stats
         self._short_read = options.short_read
         self._batch: _Batch | None = None
         self._reading: Ticket | None = None  # the last window of a read
@@ -298,6 +299,8 @@ class CudaRunner:
             self._loan.over()
         if self._tier is not None:
             self._tier.request_over()
+        if self._stats:
+            log(f"stats: {self.cost.lap()}")
 
     def close(self) -> None:
         """The engine leaves, with nothing under way."""

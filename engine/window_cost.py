@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+_LAP: Final = re.compile(r"request: host work ([0-9.]+) us a window over ([0-9]+) windows")
+
+
+class Lap(NamedTuple):
+    """What the host did for a window of one request, and how many such windows there were."""
+
+    us: float
+    windows: int
+
+    def __str__(self) -> str:
+        return f"request: host work {self.us:.1f} us a window over {self.windows} windows"
+
+
+def laps(text: str) -> list[Lap]:
+    """Of the log of an engine with --stats, one a request, in the order of the requests."""
+    return [Lap(float(us), int(windows)) for us, windows in _LAP.findall(text)]
 
 
 @dataclass(slots=True)
 class WindowCost:
     """What the host does between two waits, over windows that were started ahead. Seconds.
+
+    Between two waits lies all that it does: tokens are decided and written as lines, commands are looked for, the
+    schedule takes its next step, the window after the next one is started.
 
     ahead      windows and rounds that were started ahead · dropped: of these, for nothing
     verified   windows with drafts · verifying: what the host did for them beside waiting · replayed: states of slots
@@ -27,6 +49,7 @@ class WindowCost:
     rounds: int = 0
     round_tokens: int = 0
     _left: float = field(default=0.0)
+    _told: tuple[int, float] = field(default=(0, 0.0))
 
     def enter(self, counts: bool) -> None:
         """A wait begins; `counts`: since the last one there was nothing but one window's work."""
@@ -43,6 +66,12 @@ class WindowCost:
     def interrupt(self) -> None:
         """Something else than windows comes, or nothing for a while: the time until the next wait is no window's."""
         self._left = 0.0
+
+    def lap(self) -> Lap:
+        """Since the last lap."""
+        windows, seconds = self.windows - self._told[0], self.seconds - self._told[1]
+        self._told = self.windows, self.seconds
+        return Lap(seconds / windows * 1e6 if windows else 0.0, windows)
 
     def __str__(self) -> str:
         mean = self.seconds / self.windows if self.windows else 0.0

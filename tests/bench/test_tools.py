@@ -6,12 +6,16 @@ import json
 import stat
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from strata.bench.__main__ import main
-from strata.bench.engine import Case, plan, random_ids
+from strata.bench.engine import Case, host_work, plan, random_ids
 from strata.bench.engine_process import EngineFailed, EngineProcess, engine_command, pack_argument
+from strata.engine.window_cost import Lap
+
+EMULATED = Path(__file__).resolve().parents[1] / "engine" / "device" / "emulated_engine.py"
 
 
 def test_every_length_is_measured_once():
@@ -40,6 +44,27 @@ def test_engine_bench_writes_rates_of_the_real_engine(packs, tmp_path: Path):
     assert figures["records"][0]["target"] == "P4" and figures["records"][0]["runs"] == 2
     assert figures["records"][-1]["runs"] == 2
     assert figures["pack"]["name"] == "odd-q8_0.gguf"
+
+
+@pytest.mark.soak  # it starts an emulated card
+def test_engine_bench_on_a_card_has_the_host_work_of_every_measured_request(packs, request, tmp_path: Path):
+    cache = getattr(request.config, "cache", None)
+    kernels, out = cache.mkdir("emulated") if cache else tmp_path / "kernels", tmp_path / "r.json"
+    exe = tmp_path / "engine"
+    exe.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{EMULATED}" "{kernels}" "$@"\n')
+    exe.chmod(0o755)
+    work = ["--device", "cuda", "--threads", "1", "-p", "3", "-n", "5", "-r", "2", "--target", "P10=tg 5: host work"]
+    argv = ["engine", "--pack", str(packs["odd-q8_0"]), "--exe", str(exe), *work, "--json", str(out)]
+    assert main([*argv, "--extra", "--prefill", "18", "--short-read", "0"]) == 0
+    records = json.loads(out.read_text())["records"]
+    assert [record["work"] for record in records] == ["pp 3", "tg 5", "tg 5: host work", "start to READY"]
+    assert (records[2]["target"], records[2]["runs"]) == ("P10", 2) and records[2]["min"] > 0
+
+
+def test_host_work_is_that_of_the_measured_requests_with_windows():
+    told = [Lap(900.0, 4), Lap(0.0, 0), Lap(80.0, 4), Lap(120.5, 4)]
+    engine = SimpleNamespace(log_text=lambda: "".join(f"11:45:52 engine: stats: {lap}\n" for lap in told))
+    assert host_work(engine, ["", "pp 3", "tg 5", "tg 5"]) == {"tg 5": [80.0, 120.5]}
 
 
 def test_a_pack_that_is_none_ends_the_bench_with_the_engines_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

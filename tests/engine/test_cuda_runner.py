@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from strata.engine import window_cost
+from strata.engine import cuda_runner, window_cost
 from strata.engine.cuda_runner import CudaRunner
 from strata.engine.device.arena import MIB
 from strata.engine.device.base import Memory
@@ -304,6 +304,22 @@ def test_time_between_requests_is_no_work_of_the_host_for_a_window(runner, monke
     before, late[0] = runner.cost.windows, hour
     run(runner, [Request(ids(6, 8), 6, DRAWN)])
     assert runner.cost.windows > before and runner.cost.longest < hour > runner.cost.seconds
+
+
+def test_the_log_says_of_each_request_what_the_host_took_for_its_windows(runner, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(cuda_runner, "log", said.append)
+    monkeypatch.setattr(runner, "_stats", True)
+    path_of(runner)
+    runner.request_over()
+    before, said[:] = replace(runner.cost), []
+    for n in (6, 4, 1):
+        run(runner, [Request(ids(6, n), n, DRAWN)])
+        runner.request_over()
+    told = window_cost.laps("\n".join(said))
+    assert [lap.windows for lap in told] == [3, 1, 0], "all but the first, which none was before, and the last"
+    spent = sum(lap.us * lap.windows for lap in told) / 1e6
+    assert spent == pytest.approx(runner.cost.seconds - before.seconds, rel=0.01)
 
 
 def test_logits_of_another_position_are_refused(runner):
