@@ -32,9 +32,8 @@ from strata.engine.experts.tier import Tier
 from strata.engine.flags import AUTO_BESIDE, WINDOW_ROWS
 from strata.engine.log import log
 from strata.engine.memory.command import keeping_of, profile_of, switches
-from strata.engine.memory.homes import source_of
+from strata.engine.memory.homes import reserve_of, source_of
 from strata.engine.memory.loan import Planner, plan_loan
-from strata.engine.memory.plan import reserve_of
 from strata.engine.memory.prompt import lend_pct
 from strata.engine.model import Rows
 from strata.engine.model.card_drafter import CardDrafts

@@ -15,7 +15,8 @@ from strata.engine import flags
 from strata.engine.memory import alias
 from strata.engine.memory.cache import LEAST_RESERVE
 from strata.engine.memory.figures import DoesNotFit, Figures, MemoryPlan, Shortfall, Switches
-from strata.engine.memory.plan import plan_memory, reserve_of
+from strata.engine.memory.homes import reserve_of
+from strata.engine.memory.plan import plan_memory
 from strata.engine.options import Options
 
 MOST: Final = 4

@@ -1,4 +1,4 @@
-"""Which experts RAM holds, and what else lies there, for the options of a command line.
+"""Which experts RAM holds, what else lies there, and what stays free, for the options of a command line.
 
 Units    bytes
 Errors   DoesNotFit: `--resident-cpu-experts` that do not fit
@@ -7,12 +7,24 @@ Errors   DoesNotFit: `--resident-cpu-experts` that do not fit
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from strata.engine.device.arena import GIB, MIB, shown
 from strata.engine.memory import ram
-from strata.engine.memory.cache import Slots
+from strata.engine.memory.cache import DEFAULT_RESERVE, Slots
 from strata.engine.memory.figures import DoesNotFit, Figures, Switches
 from strata.engine.options import Options
+
+STAGING: Final = 256 * MIB
+"""Page-locked buffers that weights come through."""
+CACHE_FIRST: Final = 192
+"""Expert slots that batch slots and checkpoints leave room for: 128 that are never lent, and some that are."""
+
+
+def reserve_of(options: Options) -> tuple[int, bool]:
+    """The reserve, and whether it was asked for."""
+    given = options.vram_reserve_mib >= 0
+    return (options.vram_reserve_mib * MIB if given else DEFAULT_RESERVE), given
 
 
 def source_of(options: Options, switches: Switches) -> ram.ExpertSource:

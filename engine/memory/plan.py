@@ -22,11 +22,19 @@ from strata.engine.device.arena import GIB, MIB, shown
 from strata.engine.device.base import Memory
 from strata.engine.memory import alias, ram
 from strata.engine.memory.borrow import STAYS, Buffers, draft_beside, own_bytes
-from strata.engine.memory.cache import DEFAULT_RESERVE, LEAST_RESERVE
+from strata.engine.memory.cache import LEAST_RESERVE
 from strata.engine.memory.card import STREAM_MIN, CardPlan, CardRoom, plan_card, staged
 from strata.engine.memory.figures import DoesNotFit, Figures, Line, MemoryPlan, Shortfall, Switches
 from strata.engine.memory.forms import takes_forms
-from strata.engine.memory.homes import conversation_cache, expert_homes, said_of, source_of
+from strata.engine.memory.homes import (
+    CACHE_FIRST,
+    STAGING,
+    conversation_cache,
+    expert_homes,
+    reserve_of,
+    said_of,
+    source_of,
+)
 from strata.engine.memory.price import MIXER_ROWS, Price, prompt_shape
 from strata.engine.memory.prompt import lend_pct
 from strata.engine.memory.sizes import rope_bytes
@@ -36,12 +44,8 @@ from strata.engine.state.plan import MIN_BATCH
 
 FIXED: Final = 4 * MIB
 """Row tables, counters, page tables, samplers' settings."""
-STAGING: Final = 256 * MIB
-"""Page-locked buffers that weights come through."""
 SIDES: Final = 2
 """Rows of recurrent state of a slot on a card: the one that is read and the one that is written."""
-CACHE_FIRST: Final = 192
-"""Expert slots that batch slots and checkpoints leave room for: 128 that are never lent, and some that are."""
 TABLE_ROOM: Final = 3 * GIB
 """VRAM that stays for prompts when `auto` puts the n-gram table there."""
 _FORMS: Final = "the card's own, faster and larger than the file's"
@@ -146,12 +150,6 @@ def _conditions(figures: Figures, options: Options) -> alias.AliasConditions:
         borrow=not options.no_prefill_borrow,
         profile=figures.profile is not None,
     )
-
-
-def reserve_of(options: Options) -> tuple[int, bool]:
-    """The reserve, and whether it was asked for."""
-    given = options.vram_reserve_mib >= 0
-    return (options.vram_reserve_mib * MIB if given else DEFAULT_RESERVE), given
 
 
 def _slots(figures: Figures, options: Options, room: int, chunk: int) -> SlotPlan:

@@ -14,8 +14,8 @@ from strata.engine.device.base import Memory
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.experts.placement import by_number
 from strata.engine.experts.plan import Asked
+from strata.engine.memory.homes import STAGING
 from strata.engine.memory.loan import plan_loan
-from strata.engine.memory.plan import STAGING
 from strata.engine.model import resident
 from strata.engine.model.card_drafter import CardDrafts
 from strata.engine.model.head_loan import HeadLoan
