@@ -50,7 +50,7 @@ soak: $(VENV)/.test
 	$(BIN)/pytest -m "soak and not gpu"
 
 gpu-test: $(VENV)/.test
-	$(BIN)/python -m strata.bench.gpu_tests --json build/gpu-tests.json
+	$(BIN)/python -m strata.bench.gpu_tests --json build/gpu-tests.json --log build/gpu-tests.log
 
 bench: $(VENV)/.base
 	$(BIN)/strata-bench engine --pack $(PACK)
