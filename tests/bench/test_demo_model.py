@@ -27,10 +27,9 @@ FLOORS = {"tools": 87, "copy": 75, "json": 75, "lookup": 75, "arithmetic": 87, "
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     """The server as `make serve` starts it."""
     config = json.loads(CONFIG.read_text())
-    pack = (CONFIG.parent / config["args"][1]).resolve()
-    assert pack.is_file()
     folder = tmp_path_factory.mktemp("demo")
-    config |= {"args": ["--pack", str(pack), *config["args"][2:]], "log": str(folder / "engine.log")}
+    args = [str((CONFIG.parent / arg).resolve(strict=True)) if "/" in arg else arg for arg in config["args"]]
+    config |= {"args": args, "log": str(folder / "engine.log")}
     path = folder / "strata-demo.json"
     path.write_text(json.dumps(config))
     with server_of(Namespace(url=None, config=path, api_key=None)) as server:
