@@ -8,6 +8,7 @@ other. No figure is typed by hand.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ import msgspec
 from rich.console import Console
 
 from strata.bench import quality
-from strata.bench.report import Record, Report
+from strata.bench.report import Limit, Record, Report
 
 MARK = "<!-- figures -->"
 QUALITY: Final = f"strata-bench {quality.TOOL}"
@@ -64,9 +65,14 @@ def head(name: str, report: Report) -> list[str]:
 
 
 def table(report: Report) -> list[str]:
-    """A row a figure."""
+    """A row a figure; behind them what is taken apart by kernel, a table each."""
+    plain = [r for r in report.records if r.limit is None]
     top = ["| target | work | median | min | max | unit | runs | peer | ratio |", "|" + " --- |" * 9]
-    return [*top, *(row(r) for r in report.records)]
+    lines = [*top, *(row(r) for r in plain)] if plain else []
+    whole = [r for r in report.records if r.limit is not None]
+    for work, records in itertools.groupby(whole, lambda r: r.work.partition(": ")[0]):
+        lines += ["", *profile(work, list(records))]
+    return lines
 
 
 def row(r: Record) -> str:
@@ -74,6 +80,18 @@ def row(r: Record) -> str:
     ratio = f"{r.median / r.peer['median']:.2f}" if r.peer else ""
     figures = " | ".join(f"{value:.2f}" for value in (r.median, r.min, r.max))
     return f"| {r.target} | {r.work} | {figures} | {r.unit} | {r.runs} | {peer} | {ratio} |"
+
+
+def profile(work: str, records: list[Record]) -> list[str]:
+    """Kernels with the least time that they could take."""
+    lines = [f"| {work} | launches | us | MB | GMAC | limit, us | % of its limit |", "| --- |" + " ---: |" * 6]
+    for r in records:
+        limit = r.limit or Limit(launches=0)
+        needs = [f"{value:,.1f}" if value else "" for value in (limit.bytes / 1e6, limit.macs / 1e9, limit.us)]
+        share = f"{100 * limit.us / r.median:.0f}" if limit.us and r.median else ""
+        name, launches = r.work.partition(": ")[2], limit.launches or ""
+        lines.append(f"| {name} | {launches} | {r.median:,.1f} | {' | '.join(needs)} | {share} |")
+    return lines
 
 
 PAGES: Final[dict[str, Callable[[Report], list[str]]]] = {

@@ -1,5 +1,7 @@
 """`python -m strata.bench.profile_cuda`: where the time of a decoded token and of a prompt goes on a card, by kernel.
 
+For whole runs of the engine, also where experts stream; kernel_profile_cuda has kernels beside their limits.
+
 The engine's own runner decodes (windows as graphs) and reads a prompt while CUPTI records every kernel; the recorder is
 PyTorch's, which is no dependency of the project and has to be there. A record is the sum over one token, or over one
 prompt, of one kernel; `runs` counts its launches. Copies count as kernels and run beside them, so the sum may be more
@@ -16,11 +18,12 @@ import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
 
+from strata.bench.kernel_profile import Span, merged
+from strata.bench.kernel_profile_cuda import recorded
 from strata.bench.report import Record, Report, pack_facts, show
 from strata.engine.cuda_runner import CudaRunner
 from strata.engine.drafts import draft_pack
@@ -61,35 +64,21 @@ class Sequence:
 
 def kernels(work: Callable[[], None], name: str, per: int) -> list[Record]:
     """One record per kernel of `work`, microseconds divided by `per`, the longest first; the first is their sum."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
     work()
-    with profile(activities=[ProfilerActivity.CUDA]) as recorder:
-        work()
-        torch.cuda.synchronize()
+    own = [Span(span.name, span.begin / per, span.end / per) for span in recorded(work)]
     times: dict[str, list[float]] = collections.defaultdict(list)
-    own = [event for event in recorder.events() if event.device_type.name == "CUDA"]
-    for event in own:
-        times[event.name].append(float(event.device_time))
-    total = sum(sum(t) for t in times.values()) / per
-    whole = (max(e.time_range.end for e in own) - min(e.time_range.start for e in own)) / per
+    for span in own:
+        times[span.name].append(span.end - span.begin)
+    total = sum(sum(t) for t in times.values())
+    whole = max(span.end for span in own) - min(span.begin for span in own)
     out = [Record.of(f"{name}: all kernels", "us", [total])]
     out.append(Record.of(f"{name}: from the first to the last", "us", [whole]))
     for kernel, t in sorted(times.items(), key=lambda item: -sum(item[1]))[:SHOWN]:
-        us = sum(t) / per
+        us = sum(t)
         launches = round(len(t) / per)
         work_name = f"{name}: {kernel}, {launches} launches, {100 * us / total:.1f} %"
         out.append(Record(work=work_name, unit="us", median=us, min=us, max=us, runs=len(t)))
-    return out + link_rests([Span(e.name, e.time_range.start / per, e.time_range.end / per) for e in own], name)
-
-
-class Span(NamedTuple):
-    """What the card did from `begin` to `end`, in microseconds."""
-
-    name: str
-    begin: float
-    end: float
+    return out + link_rests(own, name)
 
 
 def link_rests(spans: list[Span], name: str) -> list[Record]:
@@ -110,17 +99,6 @@ def link_rests(spans: list[Span], name: str) -> list[Record]:
     out.append(Record.of(f"{name}: the link rests", "us", [sum(b - a for a, b in rests)]))
     for kernel, us in sorted(during.items(), key=lambda item: -item[1])[:LINK_SHOWN]:
         out.append(Record.of(f"{name}: the link rests beside {kernel}", "us", [us]))
-    return out
-
-
-def merged(spans: list[Span]) -> list[tuple[float, float]]:
-    """When at least one of them ran, in order."""
-    out: list[tuple[float, float]] = []
-    for span in sorted(spans, key=lambda span: span.begin):
-        if out and span.begin <= out[-1][1]:
-            out[-1] = out[-1][0], max(out[-1][1], span.end)
-        else:
-            out.append((span.begin, span.end))
     return out
 
 

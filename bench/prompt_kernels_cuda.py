@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -93,11 +93,11 @@ extern "C" __global__ void __launch_bounds__(128, 3) peak(float* out, int turns,
 """
 
 
-def peak(ops: Operations) -> None:
+def peak(ops: Operations, ways: Sequence[int] = (0, 1, 2, 4)) -> None:
     """Multiply-adds with nothing beside them, and with reads of shared memory for one, two or four chains of a lane."""
     cp, out = ops.cp, ops.cp.zeros(1, ops.cp.float32)
     blocks, turns = cp.cuda.Device().attributes["MultiProcessorCount"] * 3, 5000
-    for chains in (0, 1, 2, 4):
+    for chains in ways:
         kernel = cp.RawKernel(PEAK, "peak", options=(f"-DCHAINS={chains}", "--fmad=false", "-std=c++17"))
         call = partial(kernel, (blocks,), (128,), (out, np.int32(turns), np.float32(0.5)))
         what = f"from shared memory, {chains} chains a lane" if chains else "and nothing else"

@@ -2,8 +2,8 @@
 
 Units    rates in tokens per second, times in ms; a summary is the median with minimum and maximum
 Format   {"tool", "date", "machine", "pack", "flags", "records": [{"target", "work", "unit", "median", "min", "max",
-         "runs", "peer"}], "checks": [{"name", "ok", "detail"}]}; `docs/performance.md` is made from such files, no
-         figure is typed by hand
+         "runs", "peer", "limit"}], "checks": [{"name", "ok", "detail"}]}; `docs/performance.md` is made from such
+         files, no figure is typed by hand
 """
 
 from __future__ import annotations
@@ -85,8 +85,19 @@ class Summary(msgspec.Struct, frozen=True):
         return cls(statistics.median(values), min(values), max(values), len(values))
 
 
+class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a kernel's launches must do: bytes of memory, multiply-adds, and the least microseconds of them; None where
+    that is not known."""
+
+    launches: int
+    bytes: float = 0.0
+    macs: float = 0.0
+    us: float | None = None
+
+
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One measured figure. `target`: its name in the list of targets ("" when it has none)."""
+    """One measured figure. `target`: its name in the list of targets ("" when it has none); `limit`: of a kernel's time
+    in us."""
 
     work: str
     unit: str
@@ -96,6 +107,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     runs: int
     target: str = ""
     peer: dict[str, Any] | None = None
+    limit: Limit | None = None
 
     @classmethod
     def of(cls, work: str, unit: str, values: Sequence[float], target: str = "") -> Record:
@@ -165,14 +177,17 @@ def show(report: Report, console: Console) -> None:
     for name in ("work", "median", "min", "max", "unit", "runs"):
         table.add_column(name, justify="left" if name in ("work", "unit") else "right")
     peers = any(r.peer for r in report.records)
-    if peers:
-        table.add_column("peer", justify="right")
-        table.add_column("ratio", justify="right")
+    limits = any(r.limit for r in report.records)
+    for name in (["peer", "ratio"] if peers else []) + (["limit", "%"] if limits else []):
+        table.add_column(name, justify="right")
     for r in report.records:
         row = [r.work, f"{r.median:.2f}", f"{r.min:.2f}", f"{r.max:.2f}", r.unit, str(r.runs)]
         if peers:
             median = r.peer["median"] if r.peer else None
             row += [f"{median:.2f}" if median else "", f"{r.median / median:.2f}" if median else ""]
+        if limits:
+            us = r.limit.us if r.limit else None
+            row += [f"{us:.2f}" if us else "", f"{100 * us / r.median:.0f}" if us and r.median else ""]
         table.add_row(*row)
     console.print(table)
 

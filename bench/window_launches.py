@@ -1,13 +1,11 @@
-"""The launches of a window, one by one: what each kernel adds to a window's time, with overlapping launches or without.
+"""The launches of a window, one by one, to do them again: with overlapping launches or without, all or some.
 
     launches = Launches.of(lambda: windows.compute(layout))
     launches.overlap(False)                      # from now on, also where the engine captures them again
     launches.queue(without={"hyper_down"})       # inside a capture: all the others
 
-A kernel's share is the time of the window less that of the window without it; of a kernel whose results say where
-others read, what a second launch of it adds. The experts stay those that were picked when the launches were written
-down: without a kernel the rows would come to resemble each other and share them. Kernels overlap, so the shares of all
-do not add up to the window: each says what the window would gain if that kernel cost nothing.
+The experts stay those that were picked when the launches were written down: without a kernel the rows would come to
+resemble each other and share them.
 """
 
 from __future__ import annotations
@@ -26,8 +24,6 @@ from strata.kernels.cuda.kernel import Kernel
 REPLAYS = 11
 PICKED = {"route": 1, "route_window": 5}
 """Which argument of a kernel takes the picked experts."""
-PLACES = ("embed_rows", "ple_rows", "qsa_select", "window_recent", "sample_recent")
-"""Kernels whose results are places in memory: never left out."""
 ADVANCES = "window_next"
 """The kernel that moves a window on: left out of replays, which stay at their position."""
 
@@ -140,27 +136,18 @@ class Launches:
         for launch in self._all:
             launch.kernel.prefer_shared(percent)
 
-    def queue(self, without: Collection[str] = (), twice: Collection[str] = ()) -> None:
-        """Queue them again, but those that move the window on: some labels not at all, some twice."""
+    def queue(self, without: Collection[str] = ()) -> None:
+        """Queue them again, but those that move the window on, and some labels."""
         for launch in self._all:
-            n = 0 if launch.label in without or launch.label == ADVANCES else 2 if launch.label in twice else 1
-            for _ in range(n):
+            if launch.label not in without and launch.label != ADVANCES:
                 launch.kernel(launch.grid, launch.block, launch.arguments, launch.shared)
 
-    def share(self, driver: Driver, label: str, whole: float) -> float:
-        """Microseconds that these launches add to the window's."""
-        if any(launch.kernel.name in PLACES for launch in self._all if launch.label == label):
-            return microseconds(driver, self, twice={label}) - whole
-        return whole - microseconds(driver, self, without={label})
 
-
-def microseconds(
-    driver: Driver, launches: Launches, without: Collection[str] = (), twice: Collection[str] = ()
-) -> float:
+def microseconds(driver: Driver, launches: Launches) -> float:
     """Median time of a replay of the launches as a graph."""
     import cupy
 
-    graph = driver.capture(lambda: launches.queue(without, twice))
+    graph = driver.capture(launches.queue)
     times = []
     for _ in range(REPLAYS):
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()

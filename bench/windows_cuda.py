@@ -21,8 +21,7 @@ import numpy as np
 from rich.console import Console
 
 from strata.bench.report import Check, Record, Report, pack_facts, show
-from strata.bench.window_launches import ADVANCES, Launches, microseconds
-from strata.bench.window_limits import Limits, read_rate
+from strata.bench.window_launches import Launches, microseconds
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.flags import WINDOW_ROWS
 from strata.engine.model import Rows
@@ -153,25 +152,17 @@ def graph_launches(resident: Resident, decode: Decode) -> list[float]:
     return times
 
 
-def shares(resident: Resident, n: int, limits: Limits) -> list[Record]:
-    """What each kernel adds to a window of n sequences, and the window with launches in turn."""
+def ways(resident: Resident, n: int) -> list[Record]:
+    """A window of n sequences with launches that overlap and in turn, and with shares of the first cache."""
     launches, driver = launches_of(resident, Decode(resident, n, CHECKED_DEPTH)), resident.device.driver
-    whole = microseconds(driver, launches)
+    records = [Record.of(f"window of {n}, {len(launches)} launches", "us", [microseconds(driver, launches)])]
     launches.overlap(False)
-    records = [
-        Record.of(f"window of {n}, {len(launches)} launches", "us", [whole]),
-        Record.of(f"window of {n}, launches in turn", "us", [microseconds(driver, launches)]),
-    ]
+    records.append(Record.of(f"window of {n}, launches in turn", "us", [microseconds(driver, launches)]))
     launches.overlap(True)
     for percent in (50, -1, WINDOW_SHARED):  # the last one is what kernels have
         launches.prefer_shared(percent)
         times = [microseconds(driver, launches)]
         records.append(Record.of(f"window of {n}, {percent} % of the first cache as shared memory", "us", times))
-    found = {label: launches.share(driver, label, whole) for label in launches.counts() if label != ADVANCES}
-    for label, us in sorted(found.items(), key=lambda item: -item[1]):
-        count = launches.counts()[label]
-        work = f"window of {n}: {label}, {count} launches, {us / count:.2f} each{limits.share(label, us / count)}"
-        records.append(Record.of(work, "us", [us]))
     return records
 
 
@@ -183,7 +174,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=256, help="windows of a run (256)")
     parser.add_argument("--runs", type=int, default=3, help="runs of each case (3)")
     parser.add_argument("--check", type=int, default=24, help="windows that are compared first (24)")
-    parser.add_argument("--launches", type=int, nargs="*", default=[], help="rows of windows to take apart")
+    parser.add_argument(
+        "--launches",
+        type=int,
+        nargs="*",
+        default=[],
+        help="rows of windows to run in other ways too",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     args = parser.parse_args(argv)
     console = Console()
@@ -192,7 +189,6 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     pack, most = open_pack(args.pack), max(*args.depth, CHECKED_DEPTH) + WARM_STEPS + args.runs * args.steps + 8
     device = CudaDevice()
-    gb_s = read_rate()
     chunks = [n for n in AUTO_CHUNKS if n <= max(32, *args.depth)]
     resident = Resident(pack, device, max_context=most, n_slots=max(args.rows), chunks=chunks)
     records: list[Record] = []
@@ -212,8 +208,8 @@ def main(argv: list[str] | None = None) -> int:
                 records.append(Record.of(f"{name}, host: {part}", "us a window", spent))
             records.append(Record.of(f"{name}, host: graph launch", "us a launch", graph_launches(resident, decode)))
     for n in args.launches:
-        records += shares(resident, n, Limits.of(pack, n, gb_s))
-    flags = {"card": device.name, "steps": args.steps, "memory_gb_s": round(gb_s)}
+        records += ways(resident, n)
+    flags = {"card": device.name, "steps": args.steps}
     report = Report(tool="windows_cuda", records=records, checks=checks, flags=flags, pack=pack_facts(args.pack))
     show(report, console)
     for each in checks:

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.bench.profile_cuda import COPY, Span, link_rests, merged, overlap
+from strata.bench.kernel_profile import Span, merged
+from strata.bench.profile_cuda import COPY, link_rests, overlap
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=12)
 
