@@ -17,7 +17,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,13 @@ def prompt(resident: Resident, n: int) -> Iterator[Case]:
     launches.overlap(True)
 
 
+def cases(resident: Resident, longest: int, n: int) -> Iterator[Case]:
+    """All of them, one after another in the same memory: a case is over when the next one is made."""
+    yield from windows(resident, longest)
+    if n:
+        yield from prompt(resident, min(n, resident.chunk))
+
+
 def timed(work: Callable[[], None]) -> float:
     """Microseconds on the card."""
     import cupy
@@ -140,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="kernel_profile_cuda", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pack", type=Path, required=True, help="the GGUF file")
-    parser.add_argument("--prompt", type=int, default=8192, help="tokens of the prompt (8192)")
+    parser.add_argument("--prompt", type=int, default=8192, help="tokens of the prompt, 0: none (8192)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     args = parser.parse_args(argv)
     console = Console(width=160)
@@ -149,19 +157,20 @@ def main(argv: list[str] | None = None) -> int:
     checks: list[Check] = []
     pack, device = open_pack(args.pack), CudaDevice()
     longest = min(pack.spec.context_length, max(args.prompt, *(depth for _, depth in WINDOWS)) + 4 * WARM_STEPS)
-    chunks = [n for n in AUTO_CHUNKS if n <= args.prompt] or [args.prompt]
+    chunks = [n for n in AUTO_CHUNKS if n <= (args.prompt or AUTO_CHUNKS[0])] or [args.prompt]
     resident = Resident(pack, device, max_context=longest, n_slots=max(n for n, _ in WINDOWS), chunks=chunks)
     flags: dict[str, Any] = {"card": device.name, "prompt": args.prompt, "chunk": resident.chunk}
-    for cases in (windows(resident, longest), prompt(resident, min(args.prompt, resident.chunk))):
-        for case in cases:
-            try:
-                found, check = profiled(case, pack, limits, console)
-            except Incomplete as error:
-                found, check = [], Check(f"{case.work}: every launch is recorded", False, str(error))
-            records += found
-            checks.append(check)
-            if args.json:  # what there is, should the rest fail
-                _report(args.pack, records, checks, flags).write(args.json)
+    made = partial(cases, resident, longest, args.prompt)
+    overlapping = {case.work: case.overlapping for case in made()}  # before the recorder comes, which may stay
+    for case in made():
+        try:
+            found, check = profiled(replace(case, overlapping=overlapping[case.work]), pack, limits, console)
+        except Incomplete as error:
+            found, check = [], Check(f"{case.work}: every launch is recorded", False, str(error))
+        records += found
+        checks.append(check)
+        if args.json:  # what there is, should the rest fail
+            _report(args.pack, records, checks, flags).write(args.json)
     return finish(_report(args.pack, records, checks, flags), args.json, console)
 
 

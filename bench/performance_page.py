@@ -87,11 +87,15 @@ def profile(work: str, records: list[Record]) -> list[str]:
     lines = [f"| {work} | launches | us | MB | GMAC | limit, us | % of its limit |", "| --- |" + " ---: |" * 6]
     for r in records:
         limit = r.limit or Limit(launches=0)
-        needs = [f"{value:,.1f}" if value else "" for value in (limit.bytes / 1e6, limit.macs / 1e9, limit.us)]
+        needs = [_short(value) if value else "" for value in (limit.bytes / 1e6, limit.macs / 1e9, limit.us)]
         share = f"{100 * limit.us / r.median:.0f}" if limit.us and r.median else ""
         name, launches = r.work.partition(": ")[2], limit.launches or ""
-        lines.append(f"| {name} | {launches} | {r.median:,.1f} | {' | '.join(needs)} | {share} |")
+        lines.append(f"| {name} | {launches} | {_short(r.median)} | {' | '.join(needs)} | {share} |")
     return lines
+
+
+def _short(value: float) -> str:
+    return f"{value:,.1f}" if abs(value) >= 1 else f"{value:.3f}"
 
 
 PAGES: Final[dict[str, Callable[[Report], list[str]]]] = {
