@@ -1,6 +1,9 @@
-"""`python -m strata.bench.roofline --pack model.gguf --ceilings profile.json [--json FILE]`: what the card could reach.
+"""What the card could reach: tokens per second of the targets P1 to P6, beside what was measured.
 
-Tokens per second of the targets P1 to P6, from the header of a pack and the ceilings that kernel_profile_cuda measured.
+    python -m strata.bench.roofline --pack model.gguf --ceilings profile.json [--measured engine.json ...] [--json FILE]
+
+From the header of a pack and the ceilings that kernel_profile_cuda measured; the "peer" of a limit is what a tool has
+measured for that target, the "ratio" how many times as much the limit is.
 
 Decode    bytes of all weights that a window reads (of the experts as many as its rows pick, of tables a row), of the
           states of its sequences, read and written, and of keys, values and index blocks that its rows see, at the rate
@@ -18,9 +21,9 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -41,23 +44,25 @@ VECTORS: Final = ("ssm_conv1d", "ple_conv1d")
 
 
 class Aim(NamedTuple):
-    """A target: decode of `rows` sequences behind `depth` tokens, or a prompt of so many rows in chunks."""
+    """A target: decode of `rows` sequences behind `depth` tokens, or a prompt of so many rows. measured: the work of
+    its record, "" where its name is enough."""
 
     target: str
     work: str
     rows: int
     depth: int
     decode: bool
+    measured: str = ""
 
 
 AIMS: Final = (
-    Aim("P1", "decode, one stream", 1, 64, True),
-    Aim("P2", "decode, one stream at 32,000", 1, 32_064, True),
+    Aim("P1", "decode, one stream", 1, 64, True, "tg 128"),
+    Aim("P2", "decode, one stream at 32,000", 1, 32_064, True, "tg 128 @ 32000"),
     Aim("P3", "decode, eight streams", 8, 64, True),
-    Aim("P4", "prompt of 8,192", 8192, 0, False),
-    Aim("P5", "prompt of 2,048", 2048, 0, False),
-    Aim("P6", "prompt of 32,768", 32_768, 0, False),
-    Aim("P6", "prompt of 2,048 at 131,072", 2048, 131_072, False),
+    Aim("P4", "prompt of 8,192", 8192, 0, False, "pp 8192"),
+    Aim("P5", "prompt of 2,048", 2048, 0, False, "pp 2048"),
+    Aim("P6", "prompt of 32,768", 32_768, 0, False, "pp 32768"),
+    Aim("P6", "prompt of 2,048 at 131,072", 2048, 131_072, False, "pp 2048 @ 131072"),
 )
 
 
@@ -118,13 +123,17 @@ def rate(pack: Pack, ceilings: Ceilings, aim: Aim, kv: str = "fp32") -> tuple[fl
     return aim.rows / us * 1e6, work
 
 
-def records(pack: Pack, ceilings: Ceilings, kv: str = "fp32") -> list[Record]:
-    """One a target."""
+def records(pack: Pack, ceilings: Ceilings, kv: str = "fp32", measured: Sequence[Record] = ()) -> list[Record]:
+    """One a target, with what was measured for it."""
     out = []
     for aim in AIMS:
         found, work = rate(pack, ceilings, aim, kv)
         what = f"{work.n_bytes / 1e9:.2f} GB" if aim.decode else f"{work.macs / 1e12:,.1f} TMAC"
-        out.append(Record.of(f"limit of {aim.work}: {what}", "tok/s", [found], aim.target))
+        limit = Record.of(f"limit of {aim.work}: {what}", "tok/s", [found], aim.target)
+        for r in measured:
+            if r.target == aim.target and aim.measured in ("", r.work):
+                limit.peer = {"name": "measured", "median": r.median, "min": r.min, "max": r.max, "runs": r.runs}
+        out.append(limit)
     return out
 
 
@@ -134,21 +143,29 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--pack", type=Path, required=True, help="the GGUF file")
     parser.add_argument("--ceilings", type=Path, required=True, help="what kernel_profile_cuda wrote")
+    parser.add_argument(
+        "--measured", type=Path, nargs="*", default=[], help="what was measured: results of other tools"
+    )
     parser.add_argument("--kv", choices=tuple(KV), default="fp32", help="format of keys and values (fp32)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     args = parser.parse_args(argv)
-    console = Console()
+    console = Console(width=140)
     try:
-        measured = msgspec.json.decode(args.ceilings.read_bytes(), type=Report)
+        measured, *others = (_report(path) for path in (args.ceilings, *args.measured))
         pack, ceilings = open_pack(args.pack), from_records(measured.records)
     except (KeyError, OSError, PackError, msgspec.DecodeError) as error:
         console.print(f"{args.ceilings}: {error}" if isinstance(error, KeyError) else str(error), markup=False)
         return 2
-    flags = {"kv": args.kv, "ceilings": args.ceilings.name, "memory_gb_s": round(ceilings.gb_s)}
+    flags: dict[str, Any] = {"kv": args.kv, "ceilings": args.ceilings.name, "memory_gb_s": round(ceilings.gb_s)}
     flags |= {f"tmac_s_groups_{group}": round(value) for group, value in ceilings.steps.items()}
     flags["tmac_s_float32"] = round(ceilings.floats, 1)
-    found = records(pack, ceilings, args.kv)
+    flags["measured"] = [path.name for path in args.measured]
+    found = records(pack, ceilings, args.kv, [record for other in others for record in other.records])
     return finish(Report(tool="roofline", records=found, flags=flags, pack=pack_facts(args.pack)), args.json, console)
+
+
+def _report(path: Path) -> Report:
+    return msgspec.json.decode(path.read_bytes(), type=Report)
 
 
 if __name__ == "__main__":

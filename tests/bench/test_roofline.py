@@ -6,7 +6,7 @@ import pytest
 
 from strata.bench import ceilings, roofline
 from strata.bench.ceilings import Ceilings
-from strata.bench.report import Report
+from strata.bench.report import Record, Report
 from strata.bench.roofline import Aim, products, rate, weight_bytes
 from strata.engine.pack import open_pack
 from strata.engine.pack.spec import NGRAM_TABLE, TOKEN_EMBD
@@ -54,6 +54,12 @@ def test_the_tool_names_targets_and_says_which_ceiling_is_missing(packs, pack, t
     Report(tool="t", records=ceilings.records(CEILINGS)[1:], flags={}).write(measured)
     assert roofline.main(argv) == 2 and "memory" in capsys.readouterr().out
     Report(tool="t", records=ceilings.records(CEILINGS), flags={}).write(measured)
-    assert roofline.main(argv) == 0
+    assert roofline.main(argv) == 0 and out.exists()
     targets = [r.target for r in roofline.records(pack, CEILINGS)]
-    assert targets == ["P1", "P2", "P3", "P4", "P5", "P6", "P6"] and out.exists()
+    assert targets == ["P1", "P2", "P3", "P4", "P5", "P6", "P6"]
+
+
+def test_a_limit_stands_beside_what_was_measured_for_the_same_work(pack):
+    of_six = [Record.of(work, "tok/s", [rate], "P6") for work, rate in (("pp 32768", 7.0), ("pp 2048 @ 131072", 5.0))]
+    found = roofline.records(pack, CEILINGS, measured=[*of_six, Record.of("windows of 8", "tok/s", [3.0], "P3")])
+    assert [r.peer["median"] for r in found if r.peer] == [3.0, 7.0, 5.0]
