@@ -5,7 +5,8 @@ out in the order of the file, so that a cold file is read forwards. What the car
 buffer of the thread there, PIECE bytes, and is made from that; these buffers are given back at the end.
 
 Units    bytes
-Errors   those of the card, DeviceError; the first one ends the load
+Errors   those of the card, DeviceError; the first one ends the load. DeviceError too where bytes that are read back are
+         not what was sent
 Cost     bound by the copy out of the page cache: some 5 GB/s a thread
 """
 
@@ -23,6 +24,7 @@ import numpy.typing as npt
 from strata.engine.device.arena import GIB
 from strata.engine.device.driver import Array, Driver, Event
 from strata.engine.log import log
+from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.cuda.repack import file_bytes
 from strata.kernels.formats import CARD_FORMS, TensorType
 
@@ -35,12 +37,14 @@ Bytes = npt.NDArray[np.uint8]
 @dataclass(frozen=True, slots=True, eq=False)
 class Copy:
     """Bytes of the file (flat uint8) and where they go (flat uint8): to the card, or to `host` memory that it reads.
-    kind: of the file, where the target is its card form (kernels/cuda/repack.py)."""
+    kind: of the file, where the target is its card form (kernels/cuda/repack.py) · checked: read back from the card and
+    compared when everything is there; not with a kind."""
 
     source: Bytes
     target: Array
     host: bool = False
     kind: TensorType | None = None
+    checked: bool = False
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -64,6 +68,7 @@ class Loading:
     def __init__(self, driver: Driver, copies: Sequence[Copy], threads: int = THREADS) -> None:
         self.total = sum(copy.source.size for copy in copies)
         self._driver = driver
+        self._checked = [copy for copy in copies if copy.checked]
         self._pieces = pieces(sorted(copies, key=lambda copy: copy.source.ctypes.data))
         self._lock = threading.Lock()
         self._done = 0
@@ -85,8 +90,20 @@ class Loading:
             thread.join()
         if self._error is not None:
             raise self._error
+        for copy in self._checked:
+            self._compare(copy)
         seconds = time.perf_counter() - self._begun
         log(f"weights: {self.total / GIB:.2f} GiB on the card after {seconds:.1f} s")
+
+    def _compare(self, copy: Copy) -> None:
+        """DeviceError unless the card holds what was sent."""
+        wrong = np.flatnonzero(self._driver.fetch(copy.target) != copy.source)
+        if wrong.size:
+            raise DeviceError(
+                f"the card's memory does not keep what was written: {wrong.size} of {copy.source.size} bytes of an "
+                f"expert read back changed, the first is number {wrong[0]}; test the card, undo any overclocking, or "
+                "use another one"
+            )
 
     def cancel(self) -> None:
         """Stop after the pieces under way."""

@@ -6,7 +6,7 @@ to `staging` (kernels/cuda/fetch.py), short prompts read them in place, long pro
 are computed by the processor for windows (helpers.py), and come through the ring for all prompts. The products are the
 same ones, so where an expert lies never changes a bit.
 
-    store = ExpertStore(device, placement, ring=..., remedy=...)
+    store = ExpertStore(device, placement, cache, ring=...)
     stacks = store.bind(layer, stacks)        # for every layer in order
     device.load() ... device.loaded(); store.loaded()
     store.swap(swaps)                         # between windows and prompts
@@ -18,7 +18,7 @@ Memory   page-locked: experts in RAM, two buffers for those of the file, tables
 Units    bytes
 Errors   DeviceError: memory of the card or RAM that is not there, with the flag that helps
 Cost     RAM is locked in pieces of a layer, and the log says how long that takes; the bytes come with the
-         other weights. A swap: its bytes over PCIe both ways
+         other weights, and those of slot 0 are read back. A swap: its bytes over PCIe both ways
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from strata.engine.device.arena import ALIGNMENT, GIB, Account
+from strata.engine.device.arena import ALIGNMENT, GIB
 from strata.engine.device.driver import Array, Driver
 from strata.engine.device.loading import Copy, flat
 from strata.engine.experts.adapt import Swap
@@ -59,7 +59,6 @@ class Card(Protocol):
     """What the store needs of a device."""
 
     driver: Driver
-    account: Account
 
     def fixed(self, n_bytes: int) -> Array: ...
     def promise(self, copy: Copy) -> None: ...
@@ -80,9 +79,10 @@ class _Layer:
 
 
 class ExpertStore:
-    """ring: memory of the ring, uint8; a number: it is the last so many bytes of the cache, which whoever streams has
-    borrowed · stream_min: rows from which a chunk reads missing experts through the ring · helpers: who computes a
-    share of those that windows miss · staging: memory that windows bring the others to, uint8.
+    """cache: of the slots, uint8 of zeros · ring: memory of the ring, uint8; a number: it is the last so many bytes
+    of the cache, which whoever streams has borrowed · stream_min: rows from which a chunk reads missing experts through
+    the ring · helpers: who computes a share of those that windows miss · staging: memory that windows bring the others
+    to, uint8.
 
     hits       of the rows of the last window: picks that lay in the cache, and those that the processor computed
     counters   int32 (layers, experts + 2): picks of windows so far; behind them the missing experts that they have
@@ -93,8 +93,8 @@ class ExpertStore:
         self,
         card: Card,
         placement: Placement,
+        cache: Array,
         ring: Array | int,
-        remedy: str,
         stream_min: int = STREAM_MIN,
         helpers: HostExperts | None = None,
         staging: Array | None = None,
@@ -105,12 +105,11 @@ class ExpertStore:
         self._stream_min = stream_min
         self.helpers = helpers
         self._staging = staging
-        self._cache = card.account.take(placement.cache_bytes, "the expert cache", remedy)
+        self._cache = cache
         self._ring = Ring(card.driver, self._cache[self._cache.size - ring :] if isinstance(ring, int) else ring)
         self._ring.live = False  # until there is something to copy
         largest = max(size.n_bytes for size in placement.sizes)
         self._reader = FileReader(card.driver, largest) if placement.filed.any() else None
-        card.driver.zero(self._cache)
         self.hits = card.fixed(4 * 2 * WINDOW_ROWS).view(np.int32).reshape(2, WINDOW_ROWS)
         layers, experts = placement.begins.shape
         self.counters = card.fixed(4 * layers * (experts + 2)).view(np.int32).reshape(layers, experts + 2)
@@ -339,10 +338,11 @@ class ExpertStore:
         return ram[:n]
 
     def _promise(self, stacks: Sequence[Weight], expert: int, begins: Sequence[int], home: Array, host: bool) -> None:
-        """Promise the matrices of an expert to the bytes where it lies."""
+        """Promise the matrices of an expert to the bytes where it lies. The first slot is read back."""
+        checked = not host and address(home) == address(self._cache)
         for w, begin in zip(stacks, begins, strict=True):
             source = flat(w.data[expert])
-            self._card.promise(Copy(source, home[begin : begin + source.size], host))
+            self._card.promise(Copy(source, home[begin : begin + source.size], host, checked=checked))
 
 
 def _banks(stacks: Sequence[Weight], table: Array) -> Banks:

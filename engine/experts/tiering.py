@@ -102,16 +102,29 @@ class Tiering:
         cache = min(CACHE_FIRST, len(model.sizes) * model.experts) * model.largest
         return left - self._price(min(GRID, model.most)) - cache
 
-    def plan(self, free: int, ram: int, fixed: int, alias: bool = False) -> TierPlan:
+    def plan(self, free: int, ram: int, fixed: int, alias: bool = False, at_most: int | None = None) -> TierPlan:
         """What becomes of so many bytes of the card, and of so much RAM, of which the n-gram table has its own. fixed:
-        of the card, taken later · alias: prompts have the output head's memory, and so borrow no slots."""
+        of the card, taken later · alias: prompts have the output head's memory, and so borrow no slots · at_most: bytes
+        of the cache."""
         parked = self._asked.source.parked
         left = ram - STAGING - (parked.budget if parked.on else 0)
         asked = replace(self._asked, alias=alias, borrow=self._asked.borrow and not alias)
+        if at_most is not None:
+            asked = replace(asked, cache=max(1, at_most // self._model.largest))
         try:
             return plan_tiers(free, asked, self._model, left, fixed)
         except DoesNotFit as error:
             raise DeviceError(str(error)) from None
+
+    @property
+    def given(self) -> bool:
+        """Whether somebody asked for a size of the cache."""
+        return self._asked.cache > 0
+
+    def behind(self, plan: TierPlan, lent: bool) -> int:
+        """Bytes that are taken behind the cache or stay free. lent: prompts have memory already."""
+        own = plan.ring_bytes + self._model.own(plan.chunks[0]) if plan.borrow is None else plan.borrow.own_bytes
+        return plan.staged_bytes + plan.reserve + (0 if lent else own)
 
     def share(self, chunk: int, beside: int = 0, mixer_rows: int = MIXER_ROWS) -> float:
         """Of a chunk's workspace, what lives for a whole pass, with so many bytes beside the pass's own."""

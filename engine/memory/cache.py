@@ -27,6 +27,8 @@ KEPT_SLOTS: Final = 128
 """Slots that are never lent."""
 AFTER_FILL_SLACK: Final = 64 * MIB
 AFTER_FILL_TRIES: Final = 6
+REFUSAL_TRIES: Final = 8
+"""Sizes that are asked for, each three quarters of the one before."""
 NOTHING_FREE: Final = 16 * MIB
 
 
@@ -122,20 +124,21 @@ def equal_slots(largest: int, pairs: int, budget: int) -> Slots:
     return Slots([size] * min(pairs, budget // size))
 
 
-def shrink_after_fill(free: int, reserve: int, cache: int, tries: int) -> int:
+def shrink_after_fill(free: int, wanted: int, cache: int, tries: int) -> int:
     """Bytes to give back when filling the cache has shown what is really free; 0: enough is.
 
-    `tries`: how often it was shrunk already. Where next to nothing is free the driver has begun to page: then much goes
-    at once.
+    wanted: the reserve and what is taken behind the cache · tries: how often it was shrunk already. Where next to
+    nothing is free the driver has begun to page: then much goes at once.
     """
-    if tries >= AFTER_FILL_TRIES or free >= reserve - AFTER_FILL_SLACK:
+    if tries >= AFTER_FILL_TRIES or free >= wanted - AFTER_FILL_SLACK:
         return 0
-    wanted = reserve - free + AFTER_FILL_SLACK
+    surplus = wanted - free + AFTER_FILL_SLACK
     if free < NOTHING_FREE:
-        wanted = max(wanted, GIB if tries < 2 else cache // 4)
-    return min(wanted, cache)
+        surplus = max(surplus, GIB if tries < 2 else cache // 4)
+    return min(surplus, cache)
 
 
 def after_refusal(n_bytes: int, largest: int) -> int:
-    """What to ask for when the driver did not give a cache of so many bytes: three quarters, in whole largest slots."""
+    """What to ask for when the driver did not give a cache of so many bytes: three quarters, in whole largest slots; 0:
+    nothing, not even one of them."""
     return n_bytes * 3 // 4 // largest * largest

@@ -30,6 +30,7 @@ from strata.engine.device.host import ram
 from strata.engine.device.meter import Meter
 from strata.engine.draft.book import DraftBook
 from strata.engine.environment import card_forms
+from strata.engine.experts.backing import REMEDY, backed
 from strata.engine.experts.plan import Asked, TierPlan
 from strata.engine.experts.store import ExpertStore
 from strata.engine.experts.tiering import Tiering
@@ -133,14 +134,18 @@ class Resident:
             measure(n_slots, n_checkpoints)
         self._require_room(meter)
         left = self.device.memory().free - self._weights(meter) - meter.state - tape
-        tier_plan, lending = self._plan_experts(tiers, loan, left, meter, drafts, stream_min)
+        of_ram = self._free_ram(meter)
+        tier_plan, lending = self._plan_experts(tiers, loan, left, of_ram, meter, drafts, stream_min)
         if tier_plan is None:
             self._choose_forms(meter, left)
-        self.loan = self._lend(lending, tier_plan, pack.spec, meter, head_moves)
+        self.loan = None
+        if lending is not None:
+            self.loan, of_ram = self._lend_head(lending, pack.spec, meter, head_moves), of_ram - meter.head
         self._open_arenas(meter)
         share: Callable[[int], float] = _half
         if tiers is not None and tier_plan is not None:
-            chunks, reserve = self._open_tiers(tiers, tier_plan, stream_min)
+            tier_plan, cache = self._back(tiers, tier_plan, left, of_ram, tape)
+            chunks, reserve = self._open_tiers(tiers, tier_plan, cache, pack.spec, stream_min)
             share = partial(self._share, tiers, drafts.spec, tier_plan.mixer_rows)
             device.mixer_rows = tier_plan.mixer_rows
         self.reserve = reserve
@@ -181,14 +186,6 @@ class Resident:
             return None
         meter.weights -= meter.stacks
         return tiers
-
-    def _lend(
-        self, head: LoanPlan | None, tiers: TierPlan | None, spec: ModelSpec, meter: Meter, head_moves: bool
-    ) -> HeadLoan | SlotLoan | None:
-        """What prompts borrow: the head's memory, or slots of experts."""
-        if tiers is not None and tiers.borrow is not None:
-            return SlotLoan(self.device, tiers.borrow, (1, spec.streams, spec.hidden))
-        return None if head is None else self._lend_head(head, spec, meter, head_moves)
 
     def _loaded(self) -> None:
         """Until the weights are there."""
@@ -233,6 +230,7 @@ class Resident:
         tiers: Tiering | None,
         loan: Planner | None,
         left: int,
+        of_ram: int,
         meter: Meter,
         drafts: CardDrafts,
         stream_min: int,
@@ -243,11 +241,11 @@ class Resident:
             if loan is not None:
                 log("head alias: all experts lie in VRAM, so the head stays")
             return None, None
-        plain = tiers.plan(left, self._free_ram(meter), FIXED)
+        plain = tiers.plan(left, of_ram, FIXED)
         if loan is None:
             return plain, None
         try:
-            lent = tiers.plan(left, self._free_ram(meter) - meter.head, FIXED, alias=True)
+            lent = tiers.plan(left, of_ram - meter.head, FIXED, alias=True)
         except DeviceError as error:
             log(f"head alias: {error}; so the head stays")
             return plain, None
@@ -278,22 +276,39 @@ class Resident:
         loan = self.device.lender = HeadLoan(self.device, plan, meter.head, (1, spec.streams, spec.hidden), moves)
         return loan
 
-    def _open_tiers(self, tiers: Tiering, planned: TierPlan, stream_min: int) -> tuple[Sequence[int], int]:
-        """Take what experts in two memories need. The chunks to try, and what stays free."""
+    def _back(self, tiers: Tiering, planned: TierPlan, left: int, of_ram: int, tape: int) -> tuple[TierPlan, Array]:
+        """The expert cache's memory, and the plan that the card has it for. left, of_ram: what was planned in."""
+        loan, whole = self.loan if isinstance(self.loan, HeadLoan) else None, planned.placement.cache_bytes
+        own = 0 if loan is None else loan.plan.own_bytes
+
+        def again(n_bytes: int) -> TierPlan:
+            there = min(self.device.memory().free + own - tape, left - (whole - n_bytes))
+            return tiers.plan(there, of_ram, FIXED, alias=loan is not None, at_most=n_bytes)
+
+        def behind(plan: TierPlan) -> int:
+            return tiers.behind(plan, lent=loan is not None) + tape
+
+        return backed(self.device, planned, again, None if tiers.given else behind)
+
+    def _open_tiers(
+        self, tiers: Tiering, planned: TierPlan, cache: Array, spec: ModelSpec, stream_min: int
+    ) -> tuple[Sequence[int], int]:
+        """Take what experts in two memories need beside the cache. The chunks to try, and what stays free."""
         for line in planned.said[: -1 if isinstance(self.loan, HeadLoan) else None]:
             log(line)
-        remedy = "use a smaller --expert-cache"
         ring: Array | int
+        if planned.borrow is not None:
+            self.loan = SlotLoan(self.device, planned.borrow, (1, spec.streams, spec.hidden))
         if self.loan is not None:
             ring = self.loan.ring
         else:
-            ring = self.device.account.take(planned.ring_bytes, "the ring of streamed experts", remedy)
+            ring = self.device.account.take(planned.ring_bytes, "the ring of streamed experts", REMEDY)
             self._own_ring = planned.ring_bytes
         helpers = tiers.helpers(self.device, planned.placement)
         staging = None
         if planned.staged_bytes:
-            staging = self.device.account.take(planned.staged_bytes, "experts that windows bring over", remedy)
-        self.store = ExpertStore(self.device, planned.placement, ring, remedy, stream_min, helpers, staging)
+            staging = self.device.account.take(planned.staged_bytes, "experts that windows bring over", REMEDY)
+        self.store = ExpertStore(self.device, planned.placement, cache, ring, stream_min, helpers, staging)
         if self.loan is not None:
             self.loan.follow(self.store)
         self.device.tiers = self.store

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from strata.engine.device.loading import PIECE, Copy, Loading, pieces
+from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.cuda.repack import file_bytes
 from strata.kernels.formats import BY_NAME, CARD_FORMS
 from strata.kernels.reference.repack import repack
@@ -60,3 +63,19 @@ def test_a_cancelled_load_leaves_no_thread_behind(emulated_card):
     loading = Loading(emulated_card.driver(), copies(np.random.default_rng(3), [4 * PIECE]), 2)
     loading.cancel()
     assert not any(thread.is_alive() for thread in loading._threads)
+
+
+def test_bytes_that_the_card_does_not_keep_are_seen_where_a_copy_is_read_back(emulated_card):
+    rng = np.random.default_rng(6)
+    sure, blind = copies(rng, [PIECE + 300])[0], copies(rng, [100])[0]
+    given = [replace(sure, checked=True), blind]
+    Loading(emulated_card.driver(), given).wait()
+    loading = Loading(emulated_card.driver(), given)
+    for thread in loading._threads:
+        thread.join()
+    blind.target[7] ^= 4
+    loading.wait()
+    sure.target[PIECE + 7] ^= 4
+    with pytest.raises(DeviceError, match=f"1 of {PIECE + 300} bytes .* number {PIECE + 7};") as found:
+        loading.wait()
+    assert "\n" not in str(found.value)
