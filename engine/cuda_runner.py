@@ -26,19 +26,18 @@ from strata.engine.device.cuda import CudaDevice
 from strata.engine.device.driver import Array, Driver
 from strata.engine.draft.accept import n_kept
 from strata.engine.experts.adapt import AdaptRules
+from strata.engine.experts.choice import AUTO_CHUNKS
 from strata.engine.experts.learned import Keeping
-from strata.engine.experts.plan import Asked
+from strata.engine.experts.plan import asked_of
 from strata.engine.experts.tier import Tier
 from strata.engine.flags import AUTO_BESIDE, WINDOW_ROWS
 from strata.engine.log import log
 from strata.engine.memory.command import keeping_of, profile_of, switches
-from strata.engine.memory.homes import reserve_of, source_of
 from strata.engine.memory.loan import Planner, plan_loan
-from strata.engine.memory.prompt import lend_pct
 from strata.engine.model import Rows
 from strata.engine.model.card_drafter import CardDrafts
 from strata.engine.model.head_loan import HeadLoan
-from strata.engine.model.resident import AUTO_CHUNKS, Resident
+from strata.engine.model.resident import Resident
 from strata.engine.model.slot_loan import SlotLoan
 from strata.engine.model.window import Draw, Ticket, penalises
 from strata.engine.options import Options, Refused
@@ -116,24 +115,6 @@ def _draw_behind(row: Row, i: int) -> Draw:
     return Draw(row.how, row.recent_with(i) if penalises(row.how) else _NOTHING, row.position + i + 1, row.last_n)
 
 
-def asked(options: Options, profile: tuple[tuple[int, int], ...] | None, chunk: int) -> Asked:
-    """What the options want of experts that may not all fit VRAM. profile: (layer, expert), hottest first."""
-    switched = switches(os.environ)
-    return Asked(
-        options.expert_cache,
-        profile,
-        *reserve_of(options),
-        chunk,
-        pcie=options.pcie_share,
-        threads=options.helping_threads,
-        spare=options.spare_places,
-        source=source_of(options, switched),
-        borrow=not options.no_prefill_borrow,
-        own=switched.own,
-        pct=lend_pct(switched.lend_pct, 1.0),
-    )
-
-
 class CudaRunner:
     """`schedule.ports.Runner` on a card. `driver`, `loan`: tests put a card without hardware here, and a plan that its
     small head has something to add to.
@@ -185,7 +166,7 @@ class CudaRunner:
                     options.mtp_max,
                     tuple(options.eos_ids or ()),
                 ),
-                experts=asked(options, profile, chunk),
+                experts=asked_of(options, switches(os.environ), profile),
                 loan=loan if options.prefill_head_alias else None,
                 head_moves=environment.is_on(os.environ.get(environment.HEAD_MOVES)),
             )

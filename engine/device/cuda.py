@@ -49,6 +49,8 @@ _COUNTERS: Final = 64 << 10
 """Bytes of what the kernels keep beside the workspace."""
 _ROW_INTS: Final = 6
 """Numbers that describe a row: token, position, slot and, at most, a segment of its own."""
+TABLES: Final = _COUNTERS + 4 * MAX_ROWS * _ROW_INTS
+"""Bytes that a device takes before all else."""
 
 
 class Staging:

@@ -28,11 +28,12 @@ from strata.engine.experts.ring import BUFFERS, ring_bytes
 from strata.engine.memory.borrow import STAYS, BorrowPlan, Buffers, Windowed, own_bytes
 from strata.engine.memory.cache import DEFAULT_RESERVE
 from strata.engine.memory.card import STREAM_MIN, CardPlan, CardRoom, plan_card, staged
-from strata.engine.memory.figures import DoesNotFit
-from strata.engine.memory.homes import homes_in, said_of
+from strata.engine.memory.figures import DoesNotFit, Switches
+from strata.engine.memory.homes import homes_in, reserve_of, said_of, source_of
 from strata.engine.memory.loan import steps
-from strata.engine.memory.prompt import KEPT_FREE, LEND_PCT_PINNED
+from strata.engine.memory.prompt import KEPT_FREE, LEND_PCT_PINNED, lend_pct
 from strata.engine.memory.ram import ExpertSource
+from strata.engine.options import Options
 
 CHUNKS: Final = (8192, 6144, 4096, 2048, 1024, 512, 256, 128, 64, 32)
 """Prompt chunks that are tried below the planned one."""
@@ -70,6 +71,23 @@ class Asked:
     alias: bool = False
 
 
+def asked_of(options: Options, switches: Switches, order: tuple[Pair, ...] | None) -> Asked:
+    """What a command line wants of experts that may not all fit VRAM. order: of its profile."""
+    return Asked(
+        options.expert_cache,
+        order,
+        *reserve_of(options),
+        min(options.prefill, options.max_context),
+        pcie=options.pcie_share,
+        threads=options.helping_threads,
+        spare=options.spare_places,
+        source=source_of(options, switches),
+        borrow=not options.no_prefill_borrow,
+        own=switches.own,
+        pct=lend_pct(switches.lend_pct, 1.0),
+    )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
     """sizes: of each layer's experts · experts: of a layer · price: bytes of a chunk's workspace · most: tokens of a
@@ -100,7 +118,7 @@ class Model:
 class TierPlan:
     """staged_bytes: memory that windows bring experts to · chunks: to try, longest first · reserve: what stays free ·
     said: lines for the log · mixer_rows: as of `Device` · borrow: what prompts borrow, None where they have buffers of
-    their own."""
+    their own · own_bytes: of these, ring and all."""
 
     placement: Placement
     ring_bytes: int
@@ -110,6 +128,7 @@ class TierPlan:
     said: tuple[str, ...]
     mixer_rows: int = 0
     borrow: BorrowPlan | None = None
+    own_bytes: int = 0
 
 
 def plan_tiers(free: int, asked: Asked, model: Model, ram: int, fixed: int = 0) -> TierPlan:
@@ -127,18 +146,24 @@ def plan_tiers(free: int, asked: Asked, model: Model, ram: int, fixed: int = 0) 
     plan = plan_card(replace(room, borrow=True, own=asked.own, lent=buffers, windows=own + fixed))
     if plan.way == "borrowed":
         wanted = BorrowPlan(buffers, plan.layout.chunk, 0, stays, own)
-        borrowing = _borrowing(free, asked, model, ram, plan, wanted, staging)
-        if borrowing is not None:
+        borrowing, owning = _borrowing(free, asked, model, ram, plan, wanted, staging), plan_card(room)
+        if borrowing is not None and not _streams_only(owning, borrowing, model):
             return borrowing
-        plan = plan_card(room)
+        plan = owning
     return _owning(free, asked, model, ram, room, plan, staging)
+
+
+def _streams_only(owning: CardPlan, borrowing: TierPlan, model: Model) -> bool:
+    """Whether own buffers beside the reserve have a chunk that streams experts, where borrowed slots have none: the
+    experts that they cost are few then, and a chunk that reads in place takes several times as long."""
+    fits = owning.free >= owning.reserve
+    return fits and borrowing.chunks[0] < model.stream_min <= owning.layout.chunk
 
 
 def _room(free: int, asked: Asked, model: Model) -> CardRoom:
     order = _order(asked, model)
     return CardRoom(
         free=free,
-        head=0,
         reserve=asked.reserve,
         given=asked.given,
         experts=tuple(model.sizes[layer].n_bytes for layer, _ in order),
@@ -167,10 +192,10 @@ def _owning(free: int, asked: Asked, model: Model, ram: int, room: CardRoom, pla
             "smaller --max-context, another --kv or a smaller file"
         )
     chunk, spare = _chunk(asked, model, plan)
-    mixer_rows = model.mixer_rows
+    mixer_rows, workspace = model.mixer_rows, model.own(chunk)
     more = 0 if model.undivided is None else model.undivided(chunk) - model.price(chunk)
     if more <= spare and not asked.alias:  # memory abounds
-        mixer_rows, spare = 0, spare - more
+        mixer_rows, spare, workspace = 0, spare - more, workspace + more
     ring = min(room.ring + spare, ring_bytes(asked.ring or BUFFERS * model.experts, model.largest))
     order = _order(asked, model)
     sizes = plan.slots.sizes
@@ -184,7 +209,7 @@ def _owning(free: int, asked: Asked, model: Model, ram: int, room: CardRoom, pla
         f"prompts: chunks of {chunk} in {shown(model.own(chunk))}, experts through a ring of {shown(ring)}",
     )
     chunks = (chunk, *(c for c in CHUNKS if c < chunk))
-    return TierPlan(placement, ring, staging, chunks, plan.reserve, said, mixer_rows)
+    return TierPlan(placement, ring, staging, chunks, plan.reserve, said, mixer_rows, None, workspace + ring)
 
 
 def _borrowing(

@@ -5,7 +5,7 @@ Errors   DeviceError in one line: no prompt fits, or RAM does not hold what must
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -20,13 +20,14 @@ from strata.engine.experts.plan import Asked, Model, TierPlan, plan_tiers
 from strata.engine.experts.ring import BUFFERS, ring_bytes
 from strata.engine.memory.card import RING, STREAM_MIN
 from strata.engine.memory.figures import DoesNotFit
+from strata.engine.memory.homes import CACHE_FIRST, STAGING
 from strata.engine.memory.loan import LoanRoom
-from strata.engine.memory.plan import CACHE_FIRST, STAGING
 from strata.engine.memory.price import MIXER_ROWS, Price, prompt_shape
 from strata.engine.memory.prompt import GRID, OWN_AUTO
 from strata.engine.memory.sizes import EXPERTS
-from strata.engine.pack import Pack
+from strata.engine.pack import ModelSpec, Pack
 from strata.kernels.cuda.compile import DeviceError
+from strata.kernels.formats import TensorType
 
 LENT_RING: Final = 32
 """Experts of a ring beside a chunk that has the head's memory, at least: shorter rounds for a longer chunk."""
@@ -35,27 +36,46 @@ FREE_WHOLE: Final = 512 * MIB
 
 
 class Tiering:
-    """The experts of a pack that a meter has seen, and how many of them are wanted in VRAM."""
+    """Experts of these sizes, a layer each, and how many of them are wanted in VRAM. types: of the pack's tensors."""
 
     def __init__(
         self,
+        spec: ModelSpec,
+        types: Mapping[str, TensorType],
+        sizes: Sequence[ExpertSize],
+        asked: Asked,
+        max_context: int,
+        stream_min: int = STREAM_MIN,
+        beside: Callable[[int], int] = lambda rows: 0,
+    ) -> None:
+        shape = prompt_shape(spec, types, max_context)
+        self._whole, self._price = Price(shape), Price(shape, MIXER_ROWS)
+        self._asked = asked
+        floats = any(kind.is_float for name, kind in types.items() if name.endswith(EXPERTS))
+        most = min(flags.MAX_CHUNK, max_context)
+        self._model = Model(
+            tuple(sizes), spec.experts, self._price, most, floats, stream_min, beside, MIXER_ROWS, self._whole
+        )
+
+    @classmethod
+    def of(
+        cls,
         pack: Pack,
         meter: Meter,
         asked: Asked,
         max_context: int,
         stream_min: int = STREAM_MIN,
         beside: Callable[[int], int] = lambda rows: 0,
-    ) -> None:
+    ) -> Tiering:
+        """Of the experts of a pack that a meter has seen."""
         types = {name: tensor.type for name, tensor in pack.items()}
-        shape = prompt_shape(pack.spec, types, max_context)
-        self._whole, self._price = Price(shape), Price(shape, MIXER_ROWS)
-        self._asked = asked
-        sizes = tuple(ExpertSize(*each) for each in meter.expert_sizes)
-        floats = any(kind.is_float for name, kind in types.items() if name.endswith(EXPERTS))
-        most = min(flags.MAX_CHUNK, max_context)
-        self._model = Model(
-            sizes, pack.spec.experts, self._price, most, floats, stream_min, beside, MIXER_ROWS, self._whole
-        )
+        sizes = [ExpertSize(*each) for each in meter.expert_sizes]
+        return cls(pack.spec, types, sizes, asked, max_context, stream_min, beside)
+
+    @property
+    def stream_min(self) -> int:
+        """Rows from which a chunk streams its experts."""
+        return self._model.stream_min
 
     @property
     def price(self) -> Price:

@@ -58,8 +58,6 @@ def advise(
         got = {short.what: short.got for short in other.shortfalls}
         for short, advice in found.items():
             now = got.get(short.what, short.wanted)
-            if alias.FLAG in change.option and short.what != "prompt chunk":
-                continue  # the engine lends the head in place: longer chunks, and no more experts
             if now > short.got and _asks_for_as_much(short, options, change.options):
                 advice.append(Advice(change.option, now))
     return {short: tuple(sorted(all_, key=lambda one: -one.got)[:MOST]) for short, all_ in found.items()}
@@ -120,17 +118,12 @@ def _smaller_state(options: Options, changed: Any) -> Iterator[_Change]:
 
 
 def _known_order(figures: Figures, options: Options) -> Iterator[_Change]:
-    """A profile, and what it allows: any order shows what is possible."""
+    """A profile, and the head's memory: any order shows what is possible."""
     if figures.profile is None:
         pairs = tuple((i, e) for e in range(figures.sizes.per_layer) for i in range(len(figures.sizes.experts)))
-        figures = replace(figures, profile=pairs)
-        yield _Change("--expert-profile FILE", options, figures)
-        before = "--expert-profile FILE "
-    else:
-        before = ""
-    excluded = options.prefill_head_alias or options.batch > 1 or options.expert_cache > 1 or options.no_prefill_borrow
-    if excluded or not figures.mtp:
-        return
+        yield _Change("--expert-profile FILE", options, replace(figures, profile=pairs))
     lent = msgspec.structs.replace(options, prefill_head_alias=True, serve=True, short_read=0)
+    if options.prefill_head_alias or alias.refused(lent, figures.sizes.head > 0, figures.mtp):
+        return
     with_it = f"{'' if options.serve else ' --serve'}{' --short-read 0' if options.short_read else ''}"
-    yield _Change(f"{before}{alias.FLAG}{with_it}", lent, figures)
+    yield _Change(f"{alias.FLAG}{with_it}", lent, figures)

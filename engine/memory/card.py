@@ -1,7 +1,7 @@
 """What is left of a card becomes expert slots and a way to read prompts.
 
-The order of preference is that of MEMORY 6.5: the head alias, own buffers from what is spare, borrowed slots, own
-buffers that step down. Memory is never promised twice: slots, own buffers and reserve fit what is free.
+The order of preference is that of MEMORY 6.5 (the head alias is loan.py's): own buffers from what is spare, borrowed
+slots, own buffers that step down. Memory is never promised twice: slots, own buffers and reserve fit what is free.
 
 Units    bytes, tokens
 Errors   none: chunk 0 = no prompt can be read, which is the caller's to refuse
@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from strata.engine.device.arena import MIB, padded, shown
-from strata.engine.memory.alias import TRIAL_TRIES, alias_layout, exchanges, trial_shrink
 from strata.engine.memory.cache import (
     BORROW_CHUNK,
     CacheBudget,
@@ -50,8 +49,8 @@ STAGED: Final = 80
 STAGED_PART: Final = 32
 """Of the memory that is left, the part that these may take: its slots would hold few picks more."""
 
-Way = Literal["head alias", "own from spare memory", "borrowed", "own, stepped down"]
-Alias = Literal["off", "exchange", "in place"]
+Way = Literal["head alias", "own from spare memory", "borrowed", "own, stepped down", "own"]
+Alias = Literal["off", "in place"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,11 +58,10 @@ class CardRoom:
     """What is left of a card, and what was asked for.
 
     free            bytes, with weights, head, drafts, state and decode windows already taken
-    head            of the output head, for the alias
     reserve, given  bytes that stay free, and whether somebody asked for them
     experts         bytes of every expert, hottest first as far as an order is `known`
     cache           `--expert-cache`, 0 = auto · prefill: `--prefill`, 0 = auto · most: the longest chunk there may be
-    price           of a chunk's workspace · divided: of one that streams experts, None = the same
+    price           of a chunk's workspace
     borrow, own     whether slots may be lent, and whether own buffers may be taken from what is spare
     pct             of the slots that auto may lend
     lent            bytes of a chunk's buffers in lent slots; None: those that it has anywhere
@@ -71,7 +69,6 @@ class CardRoom:
     """
 
     free: int
-    head: int
     reserve: int
     given: bool
     experts: tuple[int, ...]
@@ -83,11 +80,9 @@ class CardRoom:
     price: Callable[[int], int]
     borrow: bool = True
     own: bool = True
-    alias: bool = False
     pct: int = 85
     lent: Callable[[int], int] | None = None
     windows: int = 0
-    divided: Callable[[int], int] | None = None
 
     @property
     def largest(self) -> int:
@@ -108,7 +103,7 @@ class CardRoom:
 
     def streamed(self, chunk: int) -> int:
         """Workspace and double buffer: where some expert is not in VRAM while a prompt is read."""
-        return (self.divided or self.price)(chunk) + self.ring
+        return self.price(chunk) + self.ring
 
     def budget(self, room: Room, need: int) -> CacheBudget:
         if self.cache:
@@ -126,8 +121,9 @@ class CardRoom:
 class CardPlan:
     """slots and the budget that they came from · the reserve in force · the prompt's buffers and who chose them.
 
-    free      bytes left while tokens are generated · free_reading: while a prompt is read
+    free      bytes that stay free
     windows   bytes that windows and short reads take more, beside what prompts borrow
+    ring      bytes of the prompt's buffers that hold streamed experts
     """
 
     slots: Slots
@@ -137,9 +133,9 @@ class CardPlan:
     way: Way
     alias: Alias
     free: int
-    free_reading: int
     said: tuple[str, ...] = ()
     windows: int = 0
+    ring: int = 0
 
 
 def staged(free: int, largest: int, per_layer: int) -> int:
@@ -150,16 +146,7 @@ def staged(free: int, largest: int, per_layer: int) -> int:
 def plan_card(room: CardRoom) -> CardPlan:
     """The cache and the prompt path."""
     room = replace(room, known=room.known or room.every + room.reserve <= room.free)
-    plain = _borrowing(room) or _owning(room)
-    if not room.alias:
-        return plain
-    lent = _aliased(replace(room, free=room.free - room.windows))
-    if not lent.layout.chunk:
-        return replace(plain, said=(*plain.said, "head alias: no chunk of its list fits, so the head stays"))
-    if plain.layout.chunk >= lent.layout.chunk:
-        reason = f"head alias: chunks of {plain.layout.chunk} fit without it, so the head stays"
-        return replace(plain, said=(*plain.said, reason))
-    return lent
+    return _borrowing(room) or _owning(room)
 
 
 def _borrowing(room: CardRoom) -> CardPlan | None:
@@ -182,10 +169,10 @@ def _borrowing(room: CardRoom) -> CardPlan | None:
     if own:
         chosen = own_layout(own, price)
         left += room.windows - chosen.own_bytes
-        return CardPlan(slots, budget.n_bytes, budget.reserve, chosen, "own from spare memory", "off", left, left, said)
+        return CardPlan(slots, budget.n_bytes, budget.reserve, chosen, "own from spare memory", "off", left, said)
     if not layout.chunk:
         return None
-    return CardPlan(slots, budget.n_bytes, budget.reserve, layout, "borrowed", "off", left, left, said, room.windows)
+    return CardPlan(slots, budget.n_bytes, budget.reserve, layout, "borrowed", "off", left, said, room.windows)
 
 
 def _owning(room: CardRoom) -> CardPlan:
@@ -203,36 +190,7 @@ def _owning(room: CardRoom) -> CardPlan:
         layout = stepped_down(chunk, room.free, price)
     left = room.free - slots.n_bytes - layout.own_bytes
     said = _lowered(room, budget)
-    return CardPlan(slots, budget.n_bytes, budget.reserve, layout, "own, stepped down", "off", left, left, said)
-
-
-def _aliased(room: CardRoom) -> CardPlan:
-    """The head lends its memory."""
-    exchange = exchanges(room.head, room.reserve)
-    free = room.free + (room.head if exchange else 0)
-    budget = room.budget(Room(free, room.reserve, room.given), 1)
-    slots = room.slots(budget.n_bytes)
-    for _ in range(TRIAL_TRIES if exchange else 0):
-        missing = trial_shrink(room.head, free - slots.n_bytes, room.largest)
-        if not missing:
-            break
-        slots = Slots(slots.sizes[: max(0, len(slots) - missing)])
-    comes_back = not exchange or free - slots.n_bytes >= room.head
-    most = min(room.prefill or room.most, room.most) if comes_back else 0
-    price = room.lent or room.streamed
-    layout = alias_layout(slots, free - slots.n_bytes, room.head, price, most, exchange)
-    return CardPlan(
-        slots,
-        budget.n_bytes,
-        budget.reserve,
-        layout,
-        "head alias",
-        "exchange" if exchange else "in place",
-        room.free - slots.n_bytes,
-        free - slots.n_bytes - layout.own_bytes,
-        _lowered(room, budget),
-        room.windows,
-    )
+    return CardPlan(slots, budget.n_bytes, budget.reserve, layout, "own, stepped down", "off", left, said)
 
 
 def _lowered(room: CardRoom, budget: CacheBudget) -> tuple[str, ...]:

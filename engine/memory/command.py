@@ -9,8 +9,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from strata.engine import environment
-from strata.engine.device.arena import ALIGNMENT, GIB, MIB
+from strata.engine.device.arena import ALIGNMENT, GIB, MIB, padded
 from strata.engine.device.base import Memory
 from strata.engine.device.host import ram
 from strata.engine.drafts import draft_pack
@@ -26,6 +28,7 @@ from strata.engine.memory.state import draft_slot_bytes
 from strata.engine.model.tape import tape_bytes
 from strata.engine.options import Options, Refused
 from strata.engine.pack import Pack
+from strata.engine.state.pages import pages_for
 from strata.kernels.cuda.compile import DeviceError
 
 
@@ -81,7 +84,9 @@ def _draft(pack: Pack, options: Options) -> tuple[int, int]:
     found = draft_pack(options, pack)
     if found is None:
         return 0, 0
-    return draft_bytes(found), draft_slot_bytes(pack.spec, found.spec, options.kv, options.draft_context)
+    table = padded(pages_for(options.draft_context) * np.dtype(np.int32).itemsize)
+    pages = draft_slot_bytes(pack.spec, found.spec, options.kv, options.draft_context)
+    return draft_bytes(found), pages + table
 
 
 def profile_of(pack: Pack, options: Options) -> tuple[tuple[int, int], ...] | None:

@@ -4,9 +4,9 @@
     plan.lines          what, where, bytes; those of a place add up to what is free there
     plan.shortfalls     what is less than was asked for or could be of use (advice.py says which option changes it)
 
-Order    of a card: fixed buffers, dense weights, head, draft layer, state, decode windows; then the expert cache with
-         the prompt path (card.py), beside a reserve. Of RAM: the n-gram table, streamed keys and values, parked
-         conversations, experts, beside what must stay free
+Order    of a card: fixed buffers, dense weights, head, draft layer, state; then the expert cache with the prompt path,
+         beside a reserve, by the engine's own planner (tiered.py). Of RAM: the n-gram table, streamed keys and values,
+         parked conversations, experts, beside what must stay free
 Units    bytes, tokens
 Errors   DoesNotFit in one line with the limit and the remedy: no conversation or no prompt fits, a refused option
 """
@@ -20,34 +20,27 @@ from typing import Final
 from strata.engine import flags
 from strata.engine.device.arena import GIB, MIB, shown
 from strata.engine.device.base import Memory
+from strata.engine.device.cuda import TABLES
+from strata.engine.experts.choice import AUTO_CHUNKS, RESERVE
+from strata.engine.experts.tiering import Tiering
 from strata.engine.memory import alias, ram
-from strata.engine.memory.borrow import STAYS, Buffers, draft_beside, own_bytes
-from strata.engine.memory.cache import LEAST_RESERVE
-from strata.engine.memory.card import STREAM_MIN, CardPlan, CardRoom, plan_card, staged
+from strata.engine.memory.cache import Slots
+from strata.engine.memory.card import CardPlan
 from strata.engine.memory.figures import DoesNotFit, Figures, Line, MemoryPlan, Shortfall, Switches
 from strata.engine.memory.forms import takes_forms
-from strata.engine.memory.homes import (
-    CACHE_FIRST,
-    STAGING,
-    conversation_cache,
-    expert_homes,
-    reserve_of,
-    said_of,
-    source_of,
-)
-from strata.engine.memory.price import MIXER_ROWS, Price, prompt_shape
-from strata.engine.memory.prompt import lend_pct
+from strata.engine.memory.homes import STAGING, conversation_cache, expert_homes, said_of, source_of
+from strata.engine.memory.price import Price, prompt_shape
+from strata.engine.memory.prompt import own_layout
 from strata.engine.memory.sizes import rope_bytes
 from strata.engine.memory.state import SlotPlan, plan_slots, slot_costs
+from strata.engine.memory.tiered import card_of, one_slot, state_of, table_bytes, tiers_of
 from strata.engine.options import Options
 from strata.engine.state.plan import MIN_BATCH
 
-FIXED: Final = 4 * MIB
-"""Row tables, counters, page tables, samplers' settings."""
-SIDES: Final = 2
-"""Rows of recurrent state of a slot on a card: the one that is read and the one that is written."""
 TABLE_ROOM: Final = 3 * GIB
 """VRAM that stays for prompts when `auto` puts the n-gram table there."""
+BESIDE: Final = 4 * MIB
+"""Buffers of windows and of a draft layer, beside a model that is there whole."""
 _FORMS: Final = "the card's own, faster and larger than the file's"
 LOW: Final = 256 * MIB
 """Free VRAM below which a card is said to be low."""
@@ -64,47 +57,110 @@ def plan_memory(figures: Figures, options: Options, switches: Switches) -> Memor
 
 
 def _on_card(figures: Figures, vram: Memory, options: Options, switches: Switches) -> MemoryPlan:
-    refusal = alias.refusal(_conditions(figures, options)) if options.prefill_head_alias else None
+    refusal = alias.refused(options, figures.sizes.head > 0, figures.mtp)
     if refusal is not None:
         raise DoesNotFit(refusal)
+    tiers = tiers_of(figures, options, switches)
+    always = _always(figures, options)
+    left, one = vram.free - _sum(always), one_slot(figures, options)
+    table = _table_in_vram(figures, options, left, one)
+    if tiers.fit_whole(left - figures.sizes.expert_bytes - table - one):
+        return _whole(figures, options, switches, always, left, table)
+    return _tiered(figures, options, switches, tiers, always, left - table, table)
+
+
+def _tiered(
+    figures: Figures,
+    options: Options,
+    switches: Switches,
+    tiers: Tiering,
+    always: list[Line],
+    left: int,
+    table: int,
+) -> MemoryPlan:
+    """Some experts lie in RAM. left: of the card, behind the weights."""
+    slots = state_of(figures, options, left, tiers.room_for_state(left - RESERVE))
+    tables = table_bytes(figures, options, 1 + slots.n_slots, slots.n_checkpoints)
+    state = _state(figures, options, slots)
+    ram_left = figures.ram.free - slots.streamed_bytes - (figures.sizes.table - table)
+    found = card_of(figures, options, tiers, left - _sum(state) - tables, ram_left)
+    lines = [
+        *_noted(always, found.card, tables + found.fixed),
+        *state,
+        Line("n-gram table", "VRAM", table),
+        Line("experts brought over", "VRAM", found.staged, "from RAM for a window, before its products"),
+        *_card_lines(figures, found.card),
+    ]
+    return _with_ram(figures, options, switches, lines, slots, found.card, table, found.spare)
+
+
+def _noted(always: list[Line], card: CardPlan, tables: int) -> list[Line]:
+    """The same with what the head does meanwhile, and with more tables of so many bytes."""
+    note = "holds prompt buffers while a prompt is read" if card.alias == "in place" else ""
+    first, *others = always
+    return [
+        replace(first, n_bytes=first.n_bytes + tables),
+        *(replace(line, note=note) if line.what == "output head" else line for line in others),
+    ]
+
+
+def _whole(
+    figures: Figures, options: Options, switches: Switches, always: list[Line], left: int, table: int
+) -> MemoryPlan:
+    """All experts lie in VRAM. left: of the card, behind all other weights."""
+    left -= figures.sizes.expert_bytes + table
+    behind = left - RESERVE
+    slots = state_of(figures, options, left, behind - min(TABLE_ROOM, behind // 4))
+    tables = table_bytes(figures, options, 1 + slots.n_slots, slots.n_checkpoints)
+    state = _state(figures, options, slots)
+    tables += BESIDE
+    left -= _sum(state) + tables
+    forms = figures.sizes.forms if takes_forms(figures.sizes.forms, left, switches.forms) else 0
+    card = _whole_card(figures, options, left - forms)
+    lines = [
+        *_noted(always, card, tables),
+        *state,
+        Line("n-gram table", "VRAM", table),
+        Line("forms of weights", "VRAM", forms, _FORMS),
+        *_card_lines(figures, card),
+    ]
+    return _with_ram(figures, options, switches, lines, slots, card, table, 0)
+
+
+def _whole_card(figures: Figures, options: Options, left: int) -> CardPlan:
+    """All experts, and the longest chunk in what is left behind them."""
     price = Price(prompt_shape(figures.spec, figures.types, options.max_context))
-    always = _always(figures, options, price)
-    slots = _slots(figures, options, vram.free - _sum(always), price(min(256, options.max_context)))
-    state = [
+    asked = min(options.prefill, options.max_context)
+    chunks = [asked] if asked else [n for n in AUTO_CHUNKS if n <= options.max_context] or [options.max_context]
+    layout = own_layout(next((n for n in chunks if price(n) <= left - RESERVE), 0), price)
+    if not layout.chunk:
+        raise DoesNotFit(
+            f"no prompt can be read: {shown(max(0, left))} are left beside weights and state, {shown(RESERVE)} of them "
+            f"stay free, a chunk of {chunks[-1]} takes {shown(price(chunks[-1]))}; use a smaller --max-context, "
+            "another --kv, or a smaller file"
+        )
+    slots = Slots([size for size in figures.sizes.experts for _ in range(figures.sizes.per_layer)])
+    said = ("head alias: all experts lie in VRAM, so the head stays",) if options.prefill_head_alias else ()
+    return CardPlan(slots, slots.n_bytes, RESERVE, layout, "own", "off", left - layout.own_bytes, said)
+
+
+def _state(figures: Figures, options: Options, slots: SlotPlan) -> list[Line]:
+    return [
         Line("slots", "VRAM", slots.slot_bytes, f"{1 + slots.n_slots} of {options.max_context} tokens, {options.kv}"),
         Line("checkpoints", "VRAM", slots.checkpoint_bytes, f"{slots.n_checkpoints}"),
         Line("draft layer's memory", "VRAM", figures.draft_memory(slots.n_slots)),
     ]
-    left = vram.free - _sum(always) - _sum(state)
-    table = _table_in_vram(figures, options, left - reserve_of(options)[0] - TABLE_ROOM)
-    room, staging = _room(figures, options, switches, left - table, price), 0
-    card = plan_card(room)
-    if len(card.slots) < figures.sizes.pairs:
-        staging = staged(room.free, room.largest, room.per_layer)
-        card = plan_card(replace(room, free=room.free - staging))
-    if not card.layout.chunk:
-        raise DoesNotFit(
-            f"no prompt can be read: weights and state take {shown(vram.free - left)} of {shown(vram.free)}, "
-            f"{shown(max(0, left))} are left; use a smaller --max-context, another --kv, or a smaller file"
-        )
-    forms = _forms(figures, card, left - table - figures.sizes.expert_bytes, switches.forms)
-    card = replace(card, free=card.free - forms, free_reading=card.free_reading - forms)
-    lines = [*always, *state, Line("n-gram table", "VRAM", table), Line("forms of weights", "VRAM", forms, _FORMS)]
-    lines.append(Line("experts brought over", "VRAM", staging, "from RAM for a window, before its products"))
-    head = Line("output head", "VRAM", figures.sizes.head, _head_note(card))
-    lines = [head if line.what == head.what else line for line in lines if line.n_bytes]
-    return _with_ram(figures, options, switches, [*lines, *_card_lines(figures, card)], slots, card, table)
 
 
-def _always(figures: Figures, options: Options, price: Price) -> list[Line]:
+def _always(figures: Figures, options: Options) -> list[Line]:
     """What a card holds whatever runs."""
     dense = figures.sizes.dense + rope_bytes(figures.spec, options.max_context)
     return [
-        Line("fixed buffers", "VRAM", FIXED),
+        Line("fixed buffers", "VRAM", TABLES),
         Line("dense weights", "VRAM", dense, "embedding, attention, delta nets, routers, shared experts, rope"),
         Line("output head", "VRAM", figures.sizes.head),
         Line("draft layer", "VRAM", figures.draft, "with its experts"),
-        Line("decode windows", "VRAM", price.windows + figures.tape, f"up to {flags.WINDOW_ROWS} rows"),
+        Line("verify windows", "VRAM", figures.tape, "what they record, to go back"),
     ]
 
 
@@ -112,101 +168,28 @@ def _sum(lines: Iterable[Line]) -> int:
     return sum(line.n_bytes for line in lines)
 
 
-def _room(figures: Figures, options: Options, switches: Switches, left: int, price: Price) -> CardRoom:
-    reserve, given = reserve_of(options)
-    most = min(flags.MAX_CHUNK, options.max_context)
-    room = CardRoom(
-        free=left,
-        head=figures.sizes.head,
-        reserve=reserve,
-        given=given,
-        experts=figures.hot(),
-        per_layer=figures.sizes.per_layer,
-        known=figures.profile is not None,
-        cache=options.expert_cache,
-        prefill=options.prefill,
-        most=most,
-        price=price,
-        borrow=not options.no_prefill_borrow,
-        own=switches.own,
-        alias=options.prefill_head_alias,
-        pct=lend_pct(switches.lend_pct, float(source_of(options, switches).kind == "arena")),
-    )
-    draft, divided = figures.spec if figures.draft else None, Price(price.shape, MIXER_ROWS)
-    short = min(STAYS, most)
-    lent = Buffers(divided, most, room.ring, STREAM_MIN, draft_beside(draft, most))
-    own = own_bytes(divided, short, draft_beside(draft, short))
-    windows = max(0, own - divided.windows)
-    return replace(room, lent=lent, windows=windows, divided=lambda n: divided(n) + draft_beside(draft, n))
-
-
-def _conditions(figures: Figures, options: Options) -> alias.AliasConditions:
-    return alias.AliasConditions(
-        serve=options.serve,
-        batch=options.batch,
-        short_read=options.short_read,
-        expert_cache=options.expert_cache,
-        mtp=figures.mtp,
-        borrow=not options.no_prefill_borrow,
-        profile=figures.profile is not None,
-    )
-
-
-def _slots(figures: Figures, options: Options, room: int, chunk: int) -> SlotPlan:
-    """Slots and checkpoints. The solo slot comes before all else but the shortest prompt; the others leave the reserve
-    and room to borrow in."""
-    costs = slot_costs(figures.spec, options.kv, options.max_context, options.kv_resident, SIDES)
-    reserve, given = reserve_of(options)
-    room -= figures.draft_memory(0)
-    least = room - (reserve if given else LEAST_RESERVE)
-    cache = chunk + min(CACHE_FIRST * figures.sizes.largest, figures.sizes.expert_bytes)
-    each = figures.draft_memory(1) - figures.draft_memory(0)
-    plan = plan_slots(costs, least, room - reserve - cache, options.batch_asked, options.prompt_cache, each)
-    if plan is None:
-        raise DoesNotFit(
-            f"--max-context {options.max_context}: one conversation takes {shown(costs.slot + costs.staged)}, "
-            f"{shown(max(0, least))} are left beside the weights and the reserve; use a smaller context, another --kv, "
-            "or --kv-resident"
-        )
-    return plan
-
-
-def _table_in_vram(figures: Figures, options: Options, room: int) -> int:
-    """Bytes of the n-gram table in VRAM: as asked, or where all experts are there as well."""
+def _table_in_vram(figures: Figures, options: Options, left: int, one: int) -> int:
+    """Bytes of the n-gram table in VRAM: as asked, or where all experts are there as well. left: behind the weights."""
     table = figures.sizes.table
     if options.ple_io == "vram":
         return table
-    return table if options.ple_io == "auto" and figures.sizes.expert_bytes + table <= room else 0
-
-
-def _forms(figures: Figures, card: CardPlan, left: int, wanted: bool) -> int:
-    """What the card forms of experts that are all there take more."""
-    whole = len(card.slots) == figures.sizes.pairs and card.layout.kind == "own"
-    return figures.sizes.forms if whole and takes_forms(figures.sizes.forms, left, wanted) else 0
-
-
-def _head_note(card: CardPlan) -> str:
-    if card.alias == "exchange":
-        return "not there while a prompt is read"
-    return "holds prompt buffers while a prompt is read" if card.alias == "in place" else ""
+    everything = figures.sizes.expert_bytes + table + one + TABLE_ROOM + RESERVE
+    return table if options.ple_io == "auto" and everything <= left else 0
 
 
 def _card_lines(figures: Figures, card: CardPlan) -> list[Line]:
     """Cache, prompt path, and what stays free."""
-    layout, read = card.layout, card.free_reading
+    layout = card.layout
     parts = [f"chunks of {layout.chunk}, {card.way}"]
     parts += [f"{layout.lent} slots lent ({shown(layout.lent_bytes)})"] if layout.lent else []
     parts += [f"{shown(layout.head_bytes)} of the head"] if layout.head_bytes else []
-    own = layout.own_bytes if layout.kind == "own" else card.windows
-    parts += [f"{shown(layout.own_bytes)} allocated for a read"] if layout.own_bytes and layout.kind != "own" else []
+    parts += [f"a ring of {shown(card.ring)}"] if card.ring else []
     parts += ["short reads borrow nothing"] if card.windows else []
-    free = f"reserve {card.reserve // MIB} MiB" + (
-        f", {read // MIB} while a prompt is read" if read != card.free else ""
-    )
+    free = f"reserve {card.reserve // MIB} MiB" + (", LOW" if card.free < LOW else "")
     return [
         Line("expert cache", "VRAM", card.slots.n_bytes, f"{len(card.slots)} of {figures.sizes.pairs} experts"),
-        Line("prompt buffers", "VRAM", own, ", ".join(parts)),
-        Line("free", "VRAM", card.free, free + (", LOW" if card.free < LOW else "")),
+        Line("prompt buffers", "VRAM", card.windows or layout.own_bytes, ", ".join(parts)),
+        Line("free", "VRAM", card.free, free),
     ]
 
 
@@ -217,12 +200,14 @@ def _with_ram(
     figures: Figures,
     options: Options,
     switches: Switches,
-    lines: list[Line],
+    of_card: list[Line],
     slots: SlotPlan,
     card: CardPlan,
     table: int,
+    spare: int,
 ) -> MemoryPlan:
-    """The plan of a card completed by that of RAM."""
+    """The plan of a card completed by that of RAM, where swaps have places of so many `spare` bytes."""
+    lines = [line for line in of_card if line.n_bytes or line.what in ("expert cache", "free")]
     parked = conversation_cache(options)
     fixed = [
         Line("page-locked buffers", "RAM", STAGING),
@@ -230,6 +215,7 @@ def _with_ram(
         Line("n-gram table", "RAM", figures.sizes.table - table, "page-locked, read over PCIe"),
         Line("keys and values", "RAM", slots.streamed_bytes, "page-locked, streamed"),
         Line("parked conversations", "RAM", parked.budget if parked.on else 0, f"at most {parked.slots}"),
+        Line("places for swaps", "RAM", spare, "page-locked"),
     ]
     free = figures.ram.free - _sum(fixed)
     source = source_of(options, switches)
@@ -244,11 +230,6 @@ def _with_ram(
         Line("free", "RAM", free - copies, f"at least {shown(kept)}"),
     ]
     said = [*card.said, *([] if not_locked is None else [not_locked])]
-    if card.layout.lent and homes.mapped_bytes:
-        said.append(
-            f"prompts: {card.layout.lent} slots could be lent, but the engine lends none where experts lie in the "
-            "mapped file: prompts have buffers of their own, as with --no-prefill-borrow"
-        )
     if free - copies < kept:
         said.append(f"RAM: {shown(kept - free + copies)} less than should stay free; plan for more, or ask for less")
     shortfalls = (*_of_state(options, slots), *_of_card(figures, options, card, table), *_of_ram(homes))

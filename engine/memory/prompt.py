@@ -2,9 +2,8 @@
 
 own       an allocation beside the cache: nothing is lent
 borrow    the last slots of the expert cache, for the time of a read; their experts are brought back afterwards
-hybrid    as many slots as may be lent, and an allocation for the rest
-Which one, in this order: the head alias (alias.py), own buffers from spare memory, borrowing, own buffers that step
-down until they fit.
+Which one, in this order: own buffers from spare memory, borrowing, own buffers that step down until they fit. Before
+all of them comes the output head's memory, where it is lent (loan.py).
 
 Units    tokens, bytes, slots. `price(chunk)`: bytes of the buffers of a chunk; it never falls when the chunk grows
 Errors   none: what does not fit is a shorter chunk, 0 = none fits
@@ -13,7 +12,7 @@ Errors   none: what does not fit is a shorter chunk, 0 = none fits
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -116,21 +115,3 @@ def stepped_down(asked: int, free: int, price: Price, steps: Iterable[int] = STE
     """Own buffers of `asked` tokens, or the next step below that leaves KEPT_FREE."""
     wanted = [asked, *(step for step in steps if step < asked)]
     return own_layout(next((c for c in wanted if price(c) <= free - KEPT_FREE), 0), price)
-
-
-def hybrid(
-    slots: Slots, kept: int, free: int, price: Price, candidates: Sequence[int], most: int, head: int = 0
-) -> PromptLayout:
-    """The longest candidate in all slots but the first `kept`, `head` bytes of the head's memory, and an allocation
-    that leaves KEPT_FREE; the head's memory is taken first, then slots from the end, then the allocation."""
-    lendable = max(0, len(slots) - kept)
-    most_lent = slots.tail_bytes(lendable)
-    room = most_lent + head + max(0, free - KEPT_FREE)
-    chunk = next((c for c in candidates if c <= most and price(c) <= room), 0)
-    if not chunk:
-        return PromptLayout("hybrid", 0)
-    rest = max(0, price(chunk) - head)
-    if rest > most_lent:
-        return PromptLayout("hybrid", chunk, lendable, most_lent, rest - most_lent, head)
-    lent = slots.lent_for(rest) or 0
-    return PromptLayout("hybrid", chunk, lent, slots.tail_bytes(lent), 0, head)

@@ -97,7 +97,6 @@ def as_json(figures: Figures, options: Options, plan: MemoryPlan, advised: Advis
         }
         found["reserve"] = plan.card.reserve
         found["free_decoding"] = plan.card.free
-        found["free_reading"] = plan.card.free_reading
         found["prompt"] = {
             "way": plan.card.way,
             "head": plan.card.alias,
@@ -105,8 +104,9 @@ def as_json(figures: Figures, options: Options, plan: MemoryPlan, advised: Advis
             "chunk": layout.chunk,
             "lent_slots": layout.lent,
             "lent_bytes": layout.lent_bytes,
-            "own_bytes": layout.own_bytes,
+            "own_bytes": plan.card.windows or layout.own_bytes,
             "head_bytes": layout.head_bytes,
+            "ring_bytes": plan.card.ring,
         }
     return json.dumps(found, indent=2)
 

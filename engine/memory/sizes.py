@@ -34,6 +34,8 @@ PRODUCTS: Final = tuple(
     )
 )  # fmt: skip
 """Matrices of a layer that only products read."""
+DRAFT_ROWS: Final = 1024
+"""Rows of a pass of the draft layer at most: a prompt chunk is read in pieces, so the layer needs little memory."""
 _FLOAT: Final = 4
 
 
@@ -115,10 +117,11 @@ def bound_bytes(wanted: Mapping[str, Wanted], held: Mapping[str, Held]) -> int:
 def draft_bytes(draft: DraftPack) -> int:
     """Bytes of a draft layer with its own experts, and of the part of the output matrix that it proposes from."""
     spec, wanted = draft.pack.spec, draft_tensors(draft.pack.spec, draft.spec)
+    total = padded(DRAFT_ROWS * spec.streams * _FLOAT)
     names = draft.names
     if names is not None:
         wanted = {name: tensor for name, tensor in wanted.items() if name != HEAD}
-    total = bound_bytes(wanted, draft.pack)
+    total += bound_bytes(wanted, draft.pack)
     both = draft.pack[f"blk.{draft.spec.block}.nextn.eh_proj.weight"]
     if spec.hidden % both.type.block:  # its halves are used apart, and held as float32 where no block ends between them
         total += padded(int(np.prod(both.shape)) * _FLOAT) - padded(both.data.size)

@@ -27,7 +27,8 @@ from strata.engine.device.base import StateMemory
 from strata.engine.device.cuda import CudaDevice, Staging
 from strata.engine.device.driver import Array, Graph
 from strata.engine.draft.book import DraftBook
-from strata.engine.model.draft import DRAFT_ROWS, DraftLayer, draft_spec
+from strata.engine.memory.sizes import DRAFT_ROWS
+from strata.engine.model.draft import DraftLayer, draft_spec
 from strata.engine.model.rows import Rows
 from strata.engine.pack import DraftPack, ModelSpec
 from strata.engine.state.slots import StatePool, estimate_bytes

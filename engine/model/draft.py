@@ -17,11 +17,11 @@ Source   docs/architecture.md; the recorded drafts of another implementation are
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
 from strata.engine.device.base import Device
+from strata.engine.memory.sizes import DRAFT_ROWS
 from strata.engine.model.ends import Embedding, Head
 from strata.engine.model.qsa import QsaBlock
 from strata.engine.model.rows import Rows
@@ -32,9 +32,6 @@ from strata.engine.state.slots import StatePool
 from strata.kernels.formats import BY_NAME, Weight
 from strata.kernels.ops import F32, I32, Rope
 from strata.kernels.reference.linear import dequantize
-
-DRAFT_ROWS: Final = 1024
-"""Rows of a pass at most: a prompt chunk is read in pieces, so the layer needs little memory."""
 
 
 def draft_spec(spec: ModelSpec, ratio: int) -> ModelSpec:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from strata.engine.draft.book import DraftBook
-from strata.engine.model.draft import DRAFT_ROWS, DraftLayer
+from strata.engine.memory.sizes import DRAFT_ROWS
+from strata.engine.model.draft import DraftLayer
 from strata.engine.model.rows import Rows
 from strata.kernels.ops import F32, I32
 from strata.kernels.reference.draft import likeliest

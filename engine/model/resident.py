@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from strata.engine.device.arena import ALIGNMENT, MIB, shown
+from strata.engine.device.arena import ALIGNMENT, shown
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.device.driver import Array
 from strata.engine.device.host import ram
@@ -31,6 +31,8 @@ from strata.engine.device.meter import Meter
 from strata.engine.draft.book import DraftBook
 from strata.engine.environment import card_forms
 from strata.engine.experts.backing import REMEDY, backed
+from strata.engine.experts.choice import AUTO_CHUNKS as AUTO_CHUNKS
+from strata.engine.experts.choice import FIXED, RESERVE, CardMemory, choose
 from strata.engine.experts.plan import Asked, TierPlan
 from strata.engine.experts.store import ExpertStore
 from strata.engine.experts.tiering import Tiering
@@ -40,7 +42,7 @@ from strata.engine.memory.borrow import DRAFT_ROWS as TIER_DRAFT_ROWS
 from strata.engine.memory.borrow import draft_beside
 from strata.engine.memory.card import STREAM_MIN
 from strata.engine.memory.forms import takes_forms
-from strata.engine.memory.loan import STAYS, LoanPlan, Planner
+from strata.engine.memory.loan import LoanPlan, Planner
 from strata.engine.model.card_drafter import CardDrafter, CardDrafts
 from strata.engine.model.draft import DraftLayer
 from strata.engine.model.head_loan import HeadLoan
@@ -58,10 +60,6 @@ from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.cuda.plans import WINDOW_ROWS as KERNEL_ROWS
 from strata.kernels.cuda.sample import MAX_RECENT
 
-RESERVE: Final = 512 * MIB
-"""VRAM that stays free: the driver's share of graphs and kernels, and the desktop."""
-FIXED: Final = 16 * MIB
-"""VRAM of what is taken behind a loan's plan: tables of addresses, buffers of windows."""
 TABLE_ROOM: Final = 3 << 30
 """VRAM that must remain for the workspace when `auto` puts the n-gram table into VRAM."""
 SMALLER_FILE: Final = "what every token reads lies there: use a smaller file, or --ple-io ram"
@@ -71,8 +69,6 @@ MANY_CUTS: Final = 128
 """Rows of a chunk from which the lengths below it are looked at closely."""
 WARM_ROWS: Final = 640
 """Rows of a pass whose kernels are loaded at the start: a millisecond or three each, of what lasts tens of them."""
-AUTO_CHUNKS: Final = (8192, 4096, 2048, 1024, 512, 256, 128, 64, 32)
-"""Prompt chunks that are tried; the largest that fits wins."""
 
 
 class Resident:
@@ -126,7 +122,7 @@ class Resident:
         tiers = None
         if experts is not None:
             more = partial(draft_beside, drafts.spec)
-            tiers = self._unless_all_fit(Tiering(pack, meter, experts, max_context, stream_min, more), meter, tape)
+            tiers = self._unless_all_fit(Tiering.of(pack, meter, experts, max_context, stream_min, more), meter, tape)
         if plan is not None:
             room = self._room_for_state(meter) if tiers is None else tiers.room_for_state(self._left(meter))
             planned = plan(max(meter.state, room) - drafts.page_bytes(WINDOW_ROWS, kv))
@@ -135,7 +131,7 @@ class Resident:
         self._require_room(meter)
         left = self.device.memory().free - self._weights(meter) - meter.state - tape
         of_ram = self._free_ram(meter)
-        tier_plan, lending = self._plan_experts(tiers, loan, left, of_ram, meter, drafts, stream_min)
+        tier_plan, lending = self._plan_experts(tiers, loan, left, of_ram, meter, drafts)
         if tier_plan is None:
             self._choose_forms(meter, left)
         self.loan = None
@@ -225,15 +221,9 @@ class Resident:
             meter.weights += meter.forms
             self.expert_bytes += meter.stack_forms
 
+    @staticmethod
     def _plan_experts(
-        self,
-        tiers: Tiering | None,
-        loan: Planner | None,
-        left: int,
-        of_ram: int,
-        meter: Meter,
-        drafts: CardDrafts,
-        stream_min: int,
+        tiers: Tiering | None, loan: Planner | None, left: int, of_ram: int, meter: Meter, drafts: CardDrafts
     ) -> tuple[TierPlan | None, LoanPlan | None]:
         """What becomes of experts that do not all fit, and what prompts do with the head's memory; None, and said,
         where that gains nothing."""
@@ -241,34 +231,10 @@ class Resident:
             if loan is not None:
                 log("head alias: all experts lie in VRAM, so the head stays")
             return None, None
-        plain = tiers.plan(left, of_ram, FIXED)
-        if loan is None:
-            return plain, None
-        try:
-            lent = tiers.plan(left, of_ram - meter.head, FIXED, alias=True)
-        except DeviceError as error:
-            log(f"head alias: {error}; so the head stays")
-            return plain, None
-        found = self._plan_loan(loan, tiers, lent, left, meter.head, drafts, stream_min)
-        borrowed = 0 if plain.borrow is None else plain.borrow.chunk
-        if found is None:
-            log(f"head alias: with {shown(meter.head)} of the head reads would be hardly faster, so it stays")
-        elif borrowed >= found.chunk:
-            log(f"head alias: chunks of {borrowed} fit slots that prompts borrow, {found.chunk} the head, so it stays")
-        elif lent.placement.filed.sum() > plain.placement.filed.sum():
-            log(f"head alias: RAM has no room for {shown(meter.head)} of the head beside experts, so it stays")
-        else:
-            return lent, found
-        return plain, None
-
-    @staticmethod
-    def _plan_loan(
-        loan: Planner, tiers: Tiering, planned: TierPlan, left: int, head: int, drafts: CardDrafts, stream_min: int
-    ) -> LoanPlan | None:
-        """What prompts do with the head's memory."""
-        own = left - planned.placement.cache_bytes - planned.staged_bytes - planned.reserve - FIXED
-        room = tiers.loan_room(own, head, min(STAYS, stream_min - 1), planned.placement)
-        return loan(replace(room, beside=draft_beside(drafts.spec, TIER_DRAFT_ROWS)), tiers.price)
+        chosen = choose(tiers, CardMemory(left, of_ram, meter.head, drafts.spec), loan)
+        for line in chosen.said:
+            log(line)
+        return chosen.tiers, chosen.head
 
     def _lend_head(self, plan: LoanPlan, spec: ModelSpec, meter: Meter, moves: bool) -> HeadLoan:
         """Give the head memory of its own, which prompts have a use for."""

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.engine.device.arena import MIB
-from strata.engine.memory.alias import AliasConditions, exchanges, refusal, require_alias, trial_shrink
+from strata.engine.memory.alias import AliasConditions, refusal, refused, require_alias
+from strata.engine.memory.published import exchanges, trial_shrink
 from strata.engine.options import Options, Refused
 
-GOOD = AliasConditions(serve=True, short_read=0, mtp=True, profile=True)
+GOOD = AliasConditions(serve=True, short_read=0, mtp=True)
 
 
 @pytest.mark.parametrize(
@@ -29,8 +30,6 @@ GOOD = AliasConditions(serve=True, short_read=0, mtp=True, profile=True)
         ({"expert_cache": 2}, "excludes --expert-cache 2: the plan sizes the cache itself"),
         ({"mtp": False}, "needs --mtp: the draft layer keeps a copy"),
         ({"head": False}, "needs a native output head"),
-        ({"borrow": False}, "excludes --no-prefill-borrow"),
-        ({"profile": False}, "needs --expert-profile"),
     ],
 )
 def test_a_plan_that_would_lose_the_head_is_refused_with_its_reason_and_a_remedy(changed, reason):
@@ -39,10 +38,7 @@ def test_a_plan_that_would_lose_the_head_is_refused_with_its_reason_and_a_remedy
     assert "; " in text and "\n" not in text and len(text) < 200
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{}, {"expert_cache": 0}, {"expert_cache": 1}, {"expert_cache": 1, "profile": False}, {"batch": 1}, {"batch": 0}],
-)
+@pytest.mark.parametrize("changed", [{}, {"expert_cache": 0}, {"expert_cache": 1}, {"batch": 1}, {"batch": 0}])
 def test_what_the_table_allows_is_not_refused(changed):
     assert refusal(replace(GOOD, **changed)) is None
 
@@ -67,14 +63,16 @@ def test_an_engine_that_would_lose_the_head_does_not_start(changed, reason):
     require_alias(msgspec.structs.replace(asked, prefill_head_alias=False), head=True)
 
 
-def test_an_engine_needs_a_head_and_no_profile():
+def test_a_head_alone_is_lent_so_neither_a_profile_nor_slots_to_borrow_are_asked_for():
+    for no_prefill_borrow in (False, True):
+        assert refused(msgspec.structs.replace(ASKED, no_prefill_borrow=no_prefill_borrow), head=True, mtp=True) is None
     require_alias(ASKED, head=True)
     with pytest.raises(Refused, match="needs a native output head"):
         require_alias(ASKED, head=False)
 
 
 def test_the_default_of_short_reads_is_among_the_refusals():
-    assert "--short-read 64" in str(refusal(AliasConditions(serve=True, mtp=True, profile=True)))
+    assert "--short-read 64" in str(refusal(AliasConditions(serve=True, mtp=True)))
 
 
 def test_the_first_reason_of_the_table_is_the_one_that_is_said():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from strata.engine.device.arena import GIB, MIB
 from strata.engine.memory.card import RING, CardPlan, CardRoom, plan_card
 from strata.engine.memory.prompt import KEPT_FREE
+from strata.engine.memory.published import plan_published
 
 BLOB = 1731 * MIB // 1000 // 256 * 256
 HEAD = 417 * MIB
@@ -26,7 +27,6 @@ def laptop(chunk: int) -> int:
 
 SMALL = CardRoom(
     free=590 * MIB + 508 * BLOB + MIB // 2,
-    head=HEAD,
     reserve=590 * MIB,
     given=True,
     experts=(BLOB,) * 24_576,
@@ -47,8 +47,8 @@ def test_the_8_gb_card_borrows_328_of_508_slots_for_chunks_of_512():
 
 
 def test_with_the_head_alias_it_has_749_slots_lends_748_and_reads_2048():
-    plan = plan_card(replace(SMALL, alias=True))
-    assert (plan.way, plan.alias, len(plan.slots)) == ("head alias", "exchange", 749)
+    plan = plan_published(SMALL, HEAD)
+    assert plan.exchanged and len(plan.slots) == 749
     assert (plan.layout.chunk, plan.layout.lent) == (2048, 748)
     # the head comes back into the reserve: less than half of it stays free while tokens are generated
     assert plan.free == SMALL.free - plan.slots.n_bytes
@@ -57,14 +57,14 @@ def test_with_the_head_alias_it_has_749_slots_lends_748_and_reads_2048():
 
 
 def test_a_reserve_smaller_than_the_head_lends_its_memory_in_place_and_nothing_is_freed():
-    plan = plan_card(replace(SMALL, reserve=331 * MIB, alias=True))
-    assert (plan.alias, plan.layout.chunk, plan.layout.head_bytes) == ("in place", 2048, HEAD)
+    plan = plan_published(replace(SMALL, reserve=331 * MIB), HEAD)
+    assert (plan.exchanged, plan.layout.chunk, plan.layout.head_bytes) == (False, 2048, HEAD)
     assert plan.free >= 331 * MIB and plan.free_reading >= 331 * MIB
 
 
 def test_a_cache_of_one_slot_reads_1024_in_own_buffers_and_2048_with_the_alias():
     room = replace(SMALL, free=2100 * MIB, cache=1, own=False)
-    plain, lent = plan_card(room), plan_card(replace(room, alias=True))
+    plain, lent = plan_card(room), plan_published(room, HEAD)
     assert (len(plain.slots), plain.layout.kind, plain.layout.chunk) == (1, "own", 1024)
     assert (len(lent.slots), lent.layout.chunk, lent.layout.lent) == (1, 2048, 0)
     spare = plan_card(replace(room, own=True))
@@ -121,14 +121,6 @@ def test_without_a_known_order_nothing_is_lent():
     assert (borrowing_off.way, borrowing_off.layout.chunk) == ("own, stepped down", 2048)
 
 
-def test_the_alias_is_left_out_where_it_gains_nothing_and_that_is_said():
-    plan = plan_card(replace(LARGE, alias=True))
-    assert (plan.alias, plan.way) == ("off", "borrowed")
-    assert plan.said == ("head alias: chunks of 8192 fit without it, so the head stays",)
-    nothing = plan_card(replace(SMALL, free=600 * MIB, alias=True, price=lambda c: 9 * GIB))
-    assert "no chunk of its list fits" in nothing.said[-1] and nothing.layout.chunk == 0
-
-
 def test_a_reserve_that_nobody_asked_for_is_lowered_before_a_prompt_cannot_be_borrowed_for():
     free = 350 * MIB + 330 * BLOB
     plan = plan_card(replace(SMALL, free=free, reserve=700 * MIB, given=False))
@@ -141,7 +133,6 @@ def test_a_reserve_that_nobody_asked_for_is_lowered_before_a_prompt_cannot_be_bo
 rooms = st.builds(
     CardRoom,
     free=st.integers(0, 3000).map(lambda n: n * MIB),
-    head=st.integers(0, 500).map(lambda n: n * MIB),
     reserve=st.integers(0, 900).map(lambda n: n * MIB),
     given=st.booleans(),
     experts=st.lists(st.integers(MIB, 3 * MIB), min_size=1, max_size=900).map(tuple),
@@ -153,34 +144,42 @@ rooms = st.builds(
     price=st.builds(lambda base, per: lambda c: base * MIB + c * per * 1024, st.integers(0, 200), st.integers(1, 500)),
     borrow=st.booleans(),
     own=st.booleans(),
-    alias=st.booleans(),
     pct=st.integers(1, 100),
 )
 
 
 def held(plan: CardPlan) -> int:
-    """Bytes that are taken of the card while tokens are generated."""
+    """Bytes that are taken of the card."""
     return plan.slots.n_bytes + (plan.layout.own_bytes if plan.layout.kind == "own" else 0)
 
 
 @settings(max_examples=300, deadline=None)
 @given(rooms)
-def test_no_plan_exceeds_the_card_while_tokens_are_generated_nor_while_a_prompt_is_read(room):
+def test_no_plan_exceeds_the_card(room):
     plan = plan_card(room)
     assert held(plan) + plan.free == room.free and plan.free >= 0
-    gone = room.head if plan.alias == "exchange" else 0
-    reading = plan.slots.n_bytes + plan.layout.own_bytes
-    assert reading + plan.free_reading == room.free + gone and plan.free_reading >= 0
     assert plan.layout.chunk <= room.most
     if plan.layout.chunk:
+        assert plan.layout.lent_bytes + plan.layout.own_bytes >= room.price(plan.layout.chunk)
+    assert plan.layout.lent <= len(plan.slots) <= len(room.experts)
+
+
+@settings(max_examples=300, deadline=None)
+@given(rooms, st.integers(0, 500))
+def test_the_published_plan_exceeds_the_card_at_no_time(room, head_mib):
+    plan = plan_published(room, head_mib * MIB)
+    assert plan.slots.n_bytes + plan.free == room.free
+    gone = head_mib * MIB if plan.exchanged else 0
+    assert plan.slots.n_bytes + plan.layout.own_bytes + plan.free_reading == room.free + gone
+    if plan.layout.chunk:
+        assert plan.free >= 0 and plan.free_reading >= 0
         everywhere = plan.layout.lent_bytes + plan.layout.own_bytes + plan.layout.head_bytes
         assert everywhere >= room.price(plan.layout.chunk)
-    assert plan.layout.lent <= len(plan.slots) <= len(room.experts)
 
 
 def test_a_card_that_just_holds_everything_reads_in_no_shorter_chunks_than_one_a_byte_smaller():
     room = replace(SMALL, experts=(MIB + 1,), per_layer=1, reserve=516 * MIB, price=lambda c: c << 10, most=3000)
-    room = replace(room, known=False, given=False, own=False, cache=0, prefill=0, head=0, pct=1)
+    room = replace(room, known=False, given=False, own=False, cache=0, prefill=0, pct=1)
     assert [plan_card(replace(room, free=n * MIB)).layout.chunk for n in (517, 518)] == [1536, 2048]
 
 
@@ -195,5 +194,5 @@ def test_a_larger_card_never_reads_in_shorter_chunks(room, more):
 @settings(max_examples=300, deadline=None)
 @given(rooms, st.integers(1, 1500))
 def test_a_larger_card_never_has_fewer_experts(room, more):
-    room = replace(room, cache=0, alias=False, own=False)
+    room = replace(room, cache=0, own=False)
     assert len(plan_card(replace(room, free=room.free + more * MIB)).slots) >= len(plan_card(room).slots)

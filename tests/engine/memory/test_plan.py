@@ -61,17 +61,14 @@ LAPTOP = (
 """The settings of the measurements on an 8 GB card."""
 
 
-def test_the_8_gb_card_reads_in_short_chunks_and_with_the_alias_in_2048(planned):
+def test_the_8_gb_card_reads_in_short_chunks_and_with_the_alias_in_long_ones_that_stream(planned):
     _, _, plain = planned(LAPTOP)
-    assert plain.card.way == "borrowed" and 256 <= plain.card.layout.chunk <= 768
-    assert plain.card.free >= 590 * MIB
+    assert (plain.card.way, plain.card.layout.chunk, len(plain.card.slots)) == ("own", 1024, 0), "too few to lend"
+    assert plain.card.free >= 512 * MIB, "of the reserve a prompt takes what it needs to stream"
     _, _, lent = planned(f"{LAPTOP} --prefill-head-alias --short-read 0")
-    assert (lent.card.way, lent.card.alias, lent.card.layout.chunk) == ("head alias", "exchange", 2048)
-    # the head's 417 MiB become slots, and come out of the reserve while tokens are generated
-    more = lent.card.slots.n_bytes - plain.card.slots.n_bytes
-    assert abs(more - 417 * MIB) < 4 * MIB
-    assert lent.card.free_reading >= 512 * MIB > plain.card.free - 417 * MIB > 0
-    assert lent.card.layout.lent > 0.5 * len(lent.card.slots)
+    assert (lent.card.way, lent.card.alias, lent.card.layout.lent) == ("head alias", "in place", 0)
+    assert lent.card.layout.chunk >= 3 << 10 and lent.card.layout.head_bytes > 400 * MIB
+    assert lent.card.free >= 590 * MIB, "the head keeps its memory, so the reserve is what it was"
     (copy,) = (line for line in lent.lines if line.what == "copy of the head")
     assert copy.place == "RAM" and abs(copy.n_bytes - 417 * MIB) < 4 * MIB
 
@@ -80,7 +77,8 @@ def test_a_12_gb_card_borrows_the_longest_chunk_and_the_alias_gains_nothing(plan
     line = LAPTOP.replace("8151", "12288")
     _, _, plan = planned(f"{line} --prefill-head-alias --short-read 0")
     assert (plan.card.way, plan.card.alias, plan.card.layout.chunk) == ("borrowed", "off", 8192)
-    assert plan.said == ("head alias: chunks of 8192 fit without it, so the head stays",)
+    (said,) = plan.said
+    assert said.startswith("head alias: chunks of 8192 fit slots that prompts borrow, ") and "so it stays" in said
 
 
 DESKTOP = (
@@ -92,7 +90,7 @@ DESKTOP = (
 
 def test_a_32_gb_card_with_a_given_cache_reads_in_own_buffers_and_keeps_no_copies_for_lent_slots(planned):
     _, _, own = planned(f"{DESKTOP} --expert-cache 5400")
-    assert (own.card.way, own.card.layout.chunk, own.card.layout.lent) == ("own from spare memory", 8192, 0)
+    assert (own.card.way, own.card.layout.chunk, own.card.layout.lent) == ("own", 8192, 0)
     assert own.homes.lent_copies == 0
     _, _, lending = planned(f"{DESKTOP} --expert-cache 5400", Switches(own=False))
     assert (lending.card.way, len(lending.card.slots)) == ("borrowed", len(own.card.slots))
@@ -122,7 +120,7 @@ def test_a_card_that_holds_everything_has_no_experts_in_ram(planned):
 def test_a_card_whose_prompts_borrow_slots_has_more_experts_and_longer_chunks(planned, vram, more, chunks):
     line = f"--device cuda --vram-limit-mib {vram} --ram-limit-mib 120000 --max-context 32768 --kv int8 PROFILE"
     (_, _, lends), (_, _, owns) = planned(line), planned(f"{line} --no-prefill-borrow")
-    assert (lends.card.way, owns.card.way) == ("borrowed", "own, stepped down")
+    assert (lends.card.way, owns.card.way) == ("borrowed", "own")
     assert len(lends.card.slots) > more * len(owns.card.slots)
     assert lends.card.layout.chunk > chunks * owns.card.layout.chunk - 1
     assert lends.card.free >= 700 * MIB
@@ -172,10 +170,6 @@ def test_resident_cpu_experts_that_do_not_fit_are_refused(planned):
         ("--vram-limit-mib 8151 --max-context 262144", "--max-context 262144: one conversation takes"),
         ("--vram-limit-mib 8151 --prefill-head-alias", "--prefill-head-alias: needs --serve"),
         ("--vram-limit-mib 8151 --prefill-head-alias --serve --short-read 0", "--prefill-head-alias: needs --mtp"),
-        (
-            "--vram-limit-mib 8151 --prefill-head-alias --serve --short-read 0 DRAFT",
-            "--prefill-head-alias: needs --expert-",
-        ),
         (
             "--vram-limit-mib 8151 --prefill-head-alias --serve PROFILE DRAFT",
             "--prefill-head-alias: excludes --short-read 64",
@@ -232,7 +226,7 @@ def test_advice_names_all_that_it_needs_and_nothing_that_the_command_line_exclud
         ("", True),
         ("--batch 2", False),
         ("--expert-cache 50", False),
-        ("--no-prefill-borrow", False),
+        ("--no-prefill-borrow", True),
     ):
         figures, options, plan = planned(f"{line} {extra}")
         named = {one.option for advice in advise(figures, options, PLAIN, plan).values() for one in advice}

@@ -56,12 +56,12 @@ def test_an_8_gb_card_lends_most_of_its_slots_for_a_chunk(plan_of):
 def test_an_8_gb_card_gets_its_long_chunk_from_the_head(plan_of, full_draft):
     line = ("--vram-reserve-mib", 590, "--mtp", full_draft, "--spec", 4)
     plain, lent = plan_of(8151, *line), plan_of(8151, *line, "--prefill-head-alias")
-    assert plain["prompt"]["way"] == "borrowed" and plain["prompt"]["chunk"] < 2048
-    assert lent["prompt"]["way"] == "head alias" and lent["prompt"]["chunk"] == 2048
-    assert lent["expert_cache"]["slots"] > plain["expert_cache"]["slots"] + 180
-    assert lent["free_decoding"] < 256 * MIB < plain["free_decoding"]
+    chunk = lent["prompt"]["chunk"]
+    assert chunk >= 3 << 10 > plain["prompt"]["chunk"]
+    assert (lent["prompt"]["way"], lent["prompt"]["head"]) == ("head alias", "in place")
+    assert min(lent["free_decoding"], plain["free_decoding"]) >= 590 * MIB
     advice = next(short for short in plain["shortfalls"] if short["what"] == "prompt chunk")["advice"]
-    assert {"option": "--prefill-head-alias", "got": 2048} in advice
+    assert {"option": "--prefill-head-alias", "got": chunk} in advice
 
 
 def test_a_12_gb_card_borrows_for_chunks_of_8192(plan_of):
@@ -75,7 +75,7 @@ def test_a_12_gb_card_borrows_for_chunks_of_8192(plan_of):
 def test_a_32_gb_card_borrows_by_itself_and_reads_in_own_buffers_beside_a_given_cache(plan_of):
     auto, given = plan_of(32_607), plan_of(32_607, "--expert-cache", 8000)
     assert (auto["prompt"]["way"], auto["prompt"]["chunk"]) == ("borrowed", 8192)
-    assert (given["prompt"]["way"], given["prompt"]["lent_slots"]) == ("own from spare memory", 0)
+    assert (given["prompt"]["way"], given["prompt"]["lent_slots"]) == ("own", 0)
     assert given["expert_cache"]["slots"] == 8000 < auto["expert_cache"]["slots"]
     ab = plan_of(32_607, "--expert-cache", 8000, env={"STRATA_PREFILL_OWN_AUTO": "0"})
     assert (ab["prompt"]["way"], ab["expert_cache"]) == ("borrowed", given["expert_cache"])

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.engine.device.arena import MIB
-from strata.engine.memory.alias import CANDIDATES, alias_layout
 from strata.engine.memory.cache import Room, Slots, auto_budget, equal_slots
 from strata.engine.memory.prompt import (
     GRID,
@@ -15,11 +14,11 @@ from strata.engine.memory.prompt import (
     OWN_CANDIDATES,
     PromptLayout,
     borrowed,
-    hybrid,
     lend_pct,
     own_chunk,
     stepped_down,
 )
+from strata.engine.memory.published import CANDIDATES, alias_layout, hybrid
 
 KIB = 1024
 

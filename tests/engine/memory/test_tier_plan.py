@@ -25,7 +25,7 @@ def planned(full_pack):
 
     def make(free: int, drafts: bool = False, alias: bool = False, **asked: object) -> TierPlan:
         more = (lambda rows: draft_beside(pack.spec, rows)) if drafts else (lambda rows: 0)
-        return Tiering(pack, meter, Asked(**asked), CONTEXT, beside=more).plan(free, RAM, 0, alias)
+        return Tiering.of(pack, meter, Asked(**asked), CONTEXT, beside=more).plan(free, RAM, 0, alias)
 
     return make
 
