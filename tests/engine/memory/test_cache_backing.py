@@ -78,7 +78,7 @@ def largest(found: Resident) -> int:
     return max(size.n_bytes for size in found.store.placement.sizes)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["own", *(pytest.param(way, marks=pytest.mark.soak) for way in WAYS if way != "own")])
 def test_a_card_that_gives_what_it_said_is_asked_once(start, way):
     found, card = start(way)
     assert card.tried == [found.expert_bytes] and found.device.memory().free >= RESERVE
@@ -110,7 +110,7 @@ def test_a_card_that_refuses_every_size_ends_the_start_with_the_remedy(start, ca
     assert sum("are tried" in line for line in caplog.messages) == REFUSAL_TRIES - 1
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["own", *(pytest.param(way, marks=pytest.mark.soak) for way in WAYS if way != "own")])
 def test_memory_that_others_take_while_the_cache_is_written_comes_from_the_cache_and_not_from_the_reserve(
     start, way, caplog
 ):
@@ -127,7 +127,7 @@ def test_a_cache_of_a_given_size_keeps_it_while_it_is_there(start):
     assert card.tried == [found.expert_bytes]
 
 
-@pytest.mark.parametrize("way", ["own", "slots"])
+@pytest.mark.parametrize("way", [pytest.param("own", marks=pytest.mark.soak), "slots"])
 def test_memory_that_others_take_before_the_cache_leaves_a_smaller_one(start, way):
     whole = start(way)[0].expert_bytes
     found, card = start(way, before=3 * GIB)

@@ -4,6 +4,8 @@ experts in VRAM, the chunk, where its buffers lie, the ring. And both refuse the
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from itertools import product
 
 import msgspec
 import pytest
@@ -71,9 +73,15 @@ def ring_of(resident) -> int:
     return ring if isinstance(ring, int) else int(ring.size)
 
 
-@pytest.mark.parametrize("vram", CARDS)
-@pytest.mark.parametrize("profile", [False, True], ids=["no order", "profile"])
-@pytest.mark.parametrize("alias", [False, True], ids=["plain", "alias"])
+def cases() -> Iterator[object]:
+    """All of them; those that stay out of the soak have each way to lay buffers, and take five seconds each."""
+    shorter = {(8151, False, False), (8151, False, True), (8151, True, True), (12_288, True, False)}
+    for case in product(CARDS, (False, True), (False, True)):
+        name = f"{case[0]}-{'profile' if case[1] else 'no order'}-{'alias' if case[2] else 'plain'}"
+        yield pytest.param(*case, id=name, marks=() if case in shorter else pytest.mark.soak)
+
+
+@pytest.mark.parametrize(("vram", "profile", "alias"), list(cases()))
 def test_a_start_does_what_the_plan_said(line, started, caplog, vram, profile, alias):
     options = line(vram, profile, alias)
     plan = planned(options)
@@ -103,7 +111,7 @@ def test_a_start_with_streamed_keys_and_values_does_what_the_plan_said(line, sta
     assert (len(card.slots), plan.slots.n_checkpoints) == (made.experts_in_vram, made.state.n_checkpoints)
 
 
-@pytest.mark.parametrize("vram", [8151, 12_288])
+@pytest.mark.parametrize("vram", [8151, pytest.param(12_288, marks=pytest.mark.soak)])
 def test_a_start_that_borrows_nothing_does_what_the_plan_said_and_may_lend_the_head(line, started, vram):
     options = line(vram, profile=True, alias=True, no_prefill_borrow=True)
     card, made = planned(options).card, started(options)
