@@ -15,7 +15,7 @@ JUNIT = """<testsuites><testsuite>
 <testcase classname="tests.kernels.cuda.test_a" name="one" time="1.25"/>
 <testcase classname="tests.kernels.cuda.test_a" name="two" time="0.5"><failure message="3 bits differ">a
 b
-/home/who/work/tests/x.py:3: AssertionError</failure></testcase>
+/home/someone/strata/tests/x.py:3: AssertionError</failure></testcase>
 <testcase classname="tests.kernels.cuda.test_b" name="one"><skipped message="no card"/></testcase>
 <testcase classname="" name="tests.engine.test_c"><error message="collection failure">no module</error></testcase>
 </testsuite></testsuites>"""
