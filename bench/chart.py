@@ -1,69 +1,115 @@
-"""A line chart as SVG, which browsers and GitHub draw: no library, no font of its own.
+"""A chart of measured lines as PNG or SVG: points with their spread, and other figures as level lines.
 
-Units    pixels; both axes begin at 0
+    draw(Chart(title, across, up, lines, levels), Path("tiers.png"))
+
+Errors   ChartError in one line: another kind of file, or matplotlib (the extra `chart`) is not installed
+Cost     a second; the same chart is the same file in every byte, with the same version of matplotlib
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from math import ceil, floor, log10
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-WIDTH, HEIGHT = 720, 400
-LEFT, RIGHT, TOP, BOTTOM = 56, 16, 40, 48
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METADATA: Final[dict[str, dict[str, None]]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
+"""Kinds of files, and what they would say of the machine and the hour."""
+SIZE: Final = (8.0, 5.0)
+"""Inches."""
+DPI: Final = 120
 COLOURS: Final = ("#2563eb", "#d97706", "#059669", "#7c3aed", "#dc2626")
-INK, GRID = "#1f2937", "#d1d5db"
+INK, GRID = "#4b5563", "#e5e7eb"
+STYLE: Final[Any] = {"svg.hashsalt": "strata", "font.family": "DejaVu Sans", "font.size": 10}
+
+
+class ChartError(ValueError):
+    """No such chart can be drawn here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """y: the median of runs between the least and the largest, `low` and `high`."""
+
+    x: float
+    y: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """points: (x, y), none of them below 0, by x."""
+    """points: by x, none of them below 0."""
 
     name: str
-    points: Sequence[tuple[float, float]]
+    points: Sequence[Point]
 
 
-def ticks(most: float, about: int = 6) -> list[float]:
-    """Round numbers from 0 to at least `most`."""
-    if most <= 0:
-        return [0.0, 1.0]
-    size = 10.0 ** floor(log10(most / about))
-    step = next(size * factor for factor in (1, 2, 5, 10) if most / (size * factor) <= about)
-    return [step * i for i in range(ceil(most / step) + 1)]
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A figure that others reached, at any x."""
+
+    name: str
+    y: float
 
 
-def chart(lines: Sequence[Line], title: str, below: str) -> str:
-    """Lines with a point at each value and their names on top."""
-    points = [point for line in lines for point in line.points]
-    across, up = (ticks(max((point[i] for point in points), default=1.0)) for i in range(2))
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """title: what was measured, and below it where and when · across, up: names of the axes, with units."""
 
-    def at(x: float, y: float) -> tuple[str, str]:
-        wide, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-        return f"{LEFT + wide * x / across[-1]:.1f}", f"{HEIGHT - BOTTOM - high * y / up[-1]:.1f}"
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        'font-size="13">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        _text(LEFT, 16, title, "start"),
-        _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, below, "middle"),
-    ]
-    for y in up:
-        (left, height), (right, _) = at(0, y), at(across[-1], y)
-        parts.append(f'<line x1="{left}" y1="{height}" x2="{right}" y2="{height}" stroke="{GRID}"/>')
-        parts.append(_text(LEFT - 8, float(height) + 4, f"{y:g}", "end"))
-    for x in across:
-        parts.append(_text(float(at(x, 0)[0]), HEIGHT - BOTTOM + 18, f"{x:g}", "middle"))
-    for i, line in enumerate(lines):
-        colour, places = COLOURS[i % len(COLOURS)], [at(*point) for point in line.points]
-        joined = " ".join(f"{x},{y}" for x, y in places)
-        parts.append(f'<polyline points="{joined}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts += [f'<circle cx="{x}" cy="{y}" r="3.5" fill="{colour}"/>' for x, y in places]
-        parts.append(_text(LEFT + 170 * i, 34, line.name, "start", colour))
-    return "\n".join([*parts, "</svg>", ""])
+    title: str
+    across: str
+    up: str
+    lines: Sequence[Line]
+    levels: Sequence[Level] = ()
 
 
-def _text(x: float, y: float, text: str, anchor: str, colour: str = INK) -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
+def check(path: Path) -> None:
+    """Raises ChartError where `draw` would: before something is measured for it."""
+    if path.suffix not in METADATA:
+        raise ChartError(f"{path}: a chart is one of {', '.join(METADATA)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ChartError(f"{path}: needs matplotlib: pip install 'strata[chart]', or draw it elsewhere from --json")
+
+
+def draw(chart: Chart, path: Path) -> None:
+    """Writes it, whole or not at all. Raises ChartError."""
+    check(path)
+    import matplotlib
+
+    temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(STYLE):
+        figure(chart).savefig(temporary, dpi=DPI, metadata=METADATA[path.suffix])
+    temporary.replace(path)
+
+
+def figure(chart: Chart) -> Figure:
+    """Of its own: nothing of matplotlib's global state is used but the style."""
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=SIZE, layout="constrained")
+    axes = made.add_subplot()
+    for i, line in enumerate(chart.lines):
+        x, y = [point.x for point in line.points], [point.y for point in line.points]
+        spread = ([point.y - point.low for point in line.points], [point.high - point.y for point in line.points])
+        axes.errorbar(
+            x, y, yerr=spread, label=line.name, color=COLOURS[i % len(COLOURS)], marker="o", markersize=4, capsize=3
+        )
+    for level in chart.levels:
+        axes.axhline(level.y, color=INK, linestyle="--", linewidth=1)
+        place = (0.99, level.y)
+        axes.annotate(
+            f"{level.name}: {level.y:g}", place, (0, 3), xycoords=axes.get_yaxis_transform(),
+            textcoords="offset points", ha="right", va="bottom", color=INK, fontsize=8,
+        )  # fmt: skip
+    axes.set(title=chart.title, xlabel=chart.across, ylabel=chart.up, ylim=(0, None))
+    axes.grid(color=GRID)
+    axes.set_axisbelow(True)
+    if chart.lines:
+        axes.legend(loc="upper left", fontsize=9)
+    return made

@@ -20,8 +20,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from strata.bench import marks
 from strata.bench.engine_process import EngineFailed, EngineProcess, Generation, engine_command, pack_argument
-from strata.bench.report import Record, Report, pack_facts, show
+from strata.bench.report import Record, Report, finish, pack_facts
 from strata.engine.window_cost import laps
 
 ALL = 100.0
@@ -49,13 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-r", "--runs", type=int, default=3, help="measured runs of each test (3)")
     parser.add_argument("--starts", type=int, default=1, help="starts of the engine that are measured (1)")
-    parser.add_argument(
-        "--target",
-        nargs="*",
-        default=[],
-        metavar="NAME=TEST",
-        help="the target of a test, such as 'P1=tg 128' or 'P10=tg 128: host work' (docs/performance.md lists them)",
-    )
+    marks.add_arguments(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="everything after it goes to the engine")
 
@@ -94,12 +89,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if not todo:
         console.print("nothing to measure: give --prompt or --generate a length")
         return 2
-    report = measure(args, todo, console)
-    show(report, console)
-    if args.json:
-        report.write(args.json)
-        console.print(f"written: {args.json}")
-    return 0
+    return finish(marks.marked(measure(args, todo, console), args), args.json, console)
 
 
 def measure(args: argparse.Namespace, todo: list[Case], console: Console) -> Report:
@@ -134,14 +124,12 @@ def measure(args: argparse.Namespace, todo: list[Case], console: Console) -> Rep
             "extra": args.extra,
             "start_s": round(starts[-1], 2),
         }
-    targets = {test: name for name, _, test in (word.partition("=") for word in args.target)}
-    records = [Record.of(test.name, "tok/s", values[test.name], targets.get(test.name, "")) for test in todo]
+    records = [Record.of(test.name, "tok/s", values[test.name]) for test in todo]
     if args.device != "host":
         shares = {name: found for name, found in cached.items() if found and min(found) < ALL}
         records += [Record.of(f"{name}: experts in VRAM", "%", found) for name, found in shares.items()]
-    works = {f"{name}: host work": found for name, found in spent.items()}
-    records += [Record.of(work, "us a window", found, targets.get(work, "")) for work, found in works.items()]
-    records.append(Record.of("start to READY", "s", starts, targets.get("start", "")))
+    records += [Record.of(f"{name}: host work", "us a window", found) for name, found in spent.items()]
+    records.append(Record.of("start to READY", "s", starts))
     return Report(tool="strata-bench engine", records=records, flags=flags, pack=pack_facts(args.pack))
 
 

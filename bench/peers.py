@@ -23,9 +23,10 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from strata.bench import marks
 from strata.bench.engine import Case, command, plan, random_ids
 from strata.bench.engine_process import EngineProcess
-from strata.bench.report import Record, Report, Summary, pack_facts, show
+from strata.bench.report import Record, Report, Summary, finish, pack_facts
 from strata.bench.synthetic import FULL, Pools, Types, write
 
 Rates = dict[str, float]
@@ -125,7 +126,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--generate", type=int, nargs="*", default=[64], metavar="N", help="tokens to generate (64)"
     )
     parser.add_argument("-r", "--runs", type=int, default=3, help="rounds (3)")
-    parser.add_argument("--target", default="", help="name of the target the figures belong to")
+    marks.add_arguments(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
 
 
@@ -148,13 +149,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
             console.print(f"round {i + 1} of {args.runs}: {peer.name}")
             theirs.setdefault(peer.name, []).append(peer.rates(cases))
     flags = {"device": args.device, "threads": args.threads, "start_s": round(max(starts), 2)}
-    found = records(args, cases, ours, theirs)
+    found = records(cases, ours, theirs)
     report = Report(tool="strata-bench peers", records=found, flags=flags, pack=pack_facts(args.pack))
-    show(report, console)
-    if args.json:
-        report.write(args.json)
-        console.print(f"written: {args.json}")
-    return 0
+    return finish(marks.marked(report, args), args.json, console)
 
 
 def own_rates(args: argparse.Namespace, cases: Sequence[Case], seed: int) -> tuple[Rates, int, float]:
@@ -179,14 +176,12 @@ def peers(args: argparse.Namespace, vocab: int) -> list[Peer]:
     return found
 
 
-def records(
-    args: argparse.Namespace, cases: Sequence[Case], ours: Sequence[Rates], theirs: dict[str, list[Rates]]
-) -> list[Record]:
+def records(cases: Sequence[Case], ours: Sequence[Rates], theirs: dict[str, list[Rates]]) -> list[Record]:
     """One a case and peer; one a case when there is none."""
     out = []
     for case in cases:
         for name in theirs or {"": []}:
-            record = Record.of(case.name, "tok/s", [r[case.name] for r in ours], args.target)
+            record = Record.of(case.name, "tok/s", [r[case.name] for r in ours])
             if name:
                 s = Summary.of([r[case.name] for r in theirs[name]])
                 record.peer = {"name": name, "median": s.median, "min": s.min, "max": s.max, "runs": s.runs}

@@ -11,7 +11,7 @@ import argparse
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from rich.console import Console
@@ -76,10 +76,16 @@ def table(report: Report) -> list[str]:
 
 
 def row(r: Record) -> str:
-    peer = f"{r.peer['name']} {r.peer['median']:.1f} ({r.peer['min']:.1f}..{r.peer['max']:.1f})" if r.peer else ""
+    peer = _peer(r.peer) if r.peer else ""
     ratio = f"{r.median / r.peer['median']:.2f}" if r.peer else ""
     figures = " | ".join(f"{value:.2f}" for value in (r.median, r.min, r.max))
     return f"| {r.target} | {r.work} | {figures} | {r.unit} | {r.runs} | {peer} | {ratio} |"
+
+
+def _peer(peer: dict[str, Any]) -> str:
+    """Its figure of the same run, or where it is from."""
+    how = f"{peer['min']:.1f}..{peer['max']:.1f}" if "min" in peer else peer.get("source", "")
+    return f"{peer['name']} {peer['median']:.1f}" + (f" ({how})" if how else "")
 
 
 def profile(work: str, records: list[Record]) -> list[str]:

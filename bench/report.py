@@ -2,8 +2,9 @@
 
 Units    rates in tokens per second, times in ms; a summary is the median with minimum and maximum
 Format   {"tool", "date", "machine", "pack", "flags", "records": [{"target", "work", "unit", "median", "min", "max",
-         "runs", "peer", "limit"}], "checks": [{"name", "ok", "detail"}]}; `docs/performance.md` is made from such
-         files, no figure is typed by hand
+         "runs", "peer", "limit"}], "checks": [{"name", "ok", "detail"}]}; a peer is {"name", "median"} with "min",
+         "max" and "runs" of the same run, or "source"; `docs/performance.md` is made from such files, no figure is
+         typed by hand
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from strata.bench import marks
 from strata.bench.report import Check, Record, Report, finish, pack_facts
 from strata.bench.windows_cuda import CHECKED_DEPTH, Decode
 from strata.engine.device.cuda import CudaDevice
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     records += case.measure(f"{share:.2f}, corrected from 0.50 in {32 * LOOK_EVERY} windows", share)
     flags = {"expert_cache": args.expert_cache, "threads": args.threads, "steps": args.steps}
     report = Report(tool="tier_windows_cuda", records=records, checks=checks, flags=flags, pack=pack_facts(args.pack))
-    return finish(report, args.json, console)
+    return finish(marks.marked(report, args), args.json, console)
 
 
 def _firsts(records: list[Record]) -> list[int]:
@@ -106,6 +107,7 @@ def main() -> int:
     parser.add_argument("--expert-cache", type=int, default=1, help="experts in VRAM (1)")
     parser.add_argument("--threads", type=int, nargs="+", default=[31, 23, 15], help="of the processor (31 23 15)")
     parser.add_argument("--steps", type=int, default=96, help="windows of a case (96)")
+    marks.add_arguments(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     return run(parser.parse_args(), Console())
 
