@@ -28,7 +28,7 @@ from strata.engine.state.conversations import Conversations
 from strata.engine.state.pages import OutOfPages
 from strata.kernels.formats import Weight
 from strata.kernels.reference import sample
-from strata.protocol.lines import Done, Err, Info, Output, decode_output
+from strata.protocol.lines import Done, Err, Info, Output, Token, decode_output
 
 WAIT_S = 60
 FIRST_START_S = 300  # the first start on a machine compiles the kernels
@@ -349,6 +349,21 @@ def scripted() -> type[ScriptedModel]:
 def schedule() -> Callable[..., Schedule]:
     """schedule(model, chunk=4, reuse=True, ..) -> the real schedule over a scripted model."""
     return scripted_path
+
+
+@pytest.fixture(scope="session")
+def answer() -> Callable[..., list[int]]:
+    """answer(runner, request, max_context) -> the tokens of a request that a runner reads and answers by itself."""
+
+    def answered(runner: object, request: object, max_context: int) -> list[int]:
+        sessions = Conversations(runner.state, runner.n_slots, CacheRules(0), None, turn_token=10**6, verify=True)
+        path = Schedule(runner, sessions, Rules(chunk=runner.chunk, max_context=max_context, end_ids=(), verify=True))
+        events = path.start(request)
+        while path.busy:
+            events += path.step()
+        return [event.id for event in events if isinstance(event, Token)]
+
+    return answered
 
 
 SHARED_CARD = 4 << 30

@@ -15,6 +15,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -32,13 +33,8 @@ from strata.engine.model.resident import Resident
 from strata.engine.model.slot_loan import SlotLoan
 from strata.engine.options import Options, Refused
 from strata.engine.pack import open_pack
-from strata.engine.schedule.live import Path as Schedule
-from strata.engine.schedule.ports import Rules
 from strata.engine.schedule.solo import Request
-from strata.engine.state.checkpoints import CacheRules
-from strata.engine.state.conversations import Conversations
 from strata.kernels.ops import Sampling
-from strata.protocol.lines import Token
 
 CONTEXT, CHUNK, STAYS = 52, 18, 10
 FOREVER = 1 << 30
@@ -61,15 +57,6 @@ failing_card = _load("strata_test_failing_card", Path(__file__).with_name("devic
 @pytest.fixture(scope="module")
 def pack(packs):
     return open_pack(packs["odd-q8_0"])
-
-
-def answer(runner: CudaRunner) -> list[int]:
-    sessions = Conversations(runner.state, runner.n_slots, CacheRules(0), None, turn_token=10**6, verify=True)
-    path = Schedule(runner, sessions, Rules(chunk=CHUNK, max_context=CONTEXT, end_ids=(), verify=True))
-    events = path.start(REQUEST)
-    while path.busy:
-        events += path.step()
-    return [event.id for event in events if isinstance(event, Token)]
 
 
 def lent(room: LoanRoom, price: Priced) -> LoanPlan:
@@ -100,7 +87,7 @@ SOAKED = [pytest.param(name, marks=pytest.mark.soak) for name in ("borrowed", "l
 
 
 @pytest.fixture(scope="module", params=["whole", "quarter", *SOAKED])
-def plain(request, emulated_card, pack, order):
+def plain(request, emulated_card, pack, order, answer):
     """Options, what a start asks for, what the request answers."""
     options = WHOLE if request.param == "whole" else QUARTER
     if request.param == "borrowed":
@@ -118,24 +105,29 @@ def plain(request, emulated_card, pack, order):
         wanted = {"borrowed": SlotLoan, "lent": HeadLoan}.get(request.param, type(None))
         assert isinstance(runner._resident.loan, wanted)
         asked = list(driver.asked)
-        tokens = answer(runner)
+        tokens = answer(runner, REQUEST, CONTEXT)
         assert "a graph" in asked and len(driver.asked) >= len(asked)
         yield options, asked, tokens
 
 
-def outcome(card, pack, options: Options, first: int, last: int, tokens: list[int]) -> str:
-    """What became of a start: its refusal, or "" if it answers. A reason is one line that says what happened."""
-    before = threading.active_count()
-    try:
-        runner, _ = started(card, pack, options, first, last)
-    except Refused as error:
-        text = str(error)
-        assert text.startswith("--device cuda: ") and "\n" not in text, text
-        assert "locked RAM" in text or "; " in text, f"no remedy: {text}"
-        assert threading.active_count() <= before, "threads that load weights or compute experts go on"
-        return text
-    assert answer(runner) == tokens
-    return ""
+@pytest.fixture(scope="module")
+def outcome(answer) -> Callable[..., str]:
+    """outcome(card, pack, options, first, last, tokens): what became of a start: its refusal, or "" if it answers."""
+
+    def of(card, pack, options: Options, first: int, last: int, tokens: list[int]) -> str:
+        before = threading.active_count()
+        try:
+            runner, _ = started(card, pack, options, first, last)
+        except Refused as error:
+            text = str(error)  # a reason is one line that says what happened
+            assert text.startswith("--device cuda: ") and "\n" not in text, text
+            assert "locked RAM" in text or "; " in text, f"no remedy: {text}"
+            assert threading.active_count() <= before, "threads that load weights or compute experts go on"
+            return text
+        assert answer(runner, REQUEST, CONTEXT) == tokens
+        return ""
+
+    return of
 
 
 every = pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.soak)])
@@ -143,7 +135,7 @@ every = pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.so
 
 @every
 def test_a_start_that_gets_no_memory_for_the_nth_piece_says_so_or_serves_the_same_text(
-    emulated_card, pack, plain, step
+    emulated_card, pack, plain, outcome, step
 ):
     options, asked, tokens = plain
     said = {}
@@ -156,7 +148,9 @@ def test_a_start_that_gets_no_memory_for_the_nth_piece_says_so_or_serves_the_sam
 
 
 @every
-def test_memory_that_stays_away_from_the_nth_piece_on_ends_a_start_with_a_reason(emulated_card, pack, plain, step):
+def test_memory_that_stays_away_from_the_nth_piece_on_ends_a_start_with_a_reason(
+    emulated_card, pack, plain, outcome, step
+):
     options, asked, tokens = plain
     first_graph = asked.index("a graph") + 1
     with emulated_card.plugged_in() as card:
@@ -165,11 +159,11 @@ def test_memory_that_stays_away_from_the_nth_piece_on_ends_a_start_with_a_reason
         assert outcome(card, pack, options, first_graph, FOREVER, tokens) == ""
 
 
-def test_requests_that_get_no_memory_for_a_new_graph_give_the_same_text(emulated_card, pack, plain):
+def test_requests_that_get_no_memory_for_a_new_graph_give_the_same_text(emulated_card, pack, plain, answer):
     options, asked, tokens = plain
     with emulated_card.plugged_in() as card:
         runner, driver = started(card, pack, options, len(asked) + 1, FOREVER)
-        assert answer(runner) == tokens == answer(runner)
+        assert answer(runner, REQUEST, CONTEXT) == tokens == answer(runner, REQUEST, CONTEXT)
         assert len(driver.asked) > len(asked), "the request asks for a graph of its own"
 
 

@@ -12,14 +12,9 @@ import pytest
 from strata.engine.cuda_runner import CudaRunner
 from strata.engine.options import Options, Refused
 from strata.engine.pack import open_pack
-from strata.engine.schedule.live import Path as Schedule
-from strata.engine.schedule.ports import Rules
 from strata.engine.schedule.solo import Request
-from strata.engine.state.checkpoints import CacheRules
-from strata.engine.state.conversations import Conversations
 from strata.kernels.cuda.compile import DeviceError
 from strata.kernels.ops import Sampling
-from strata.protocol.lines import Token
 
 CONTEXT, CHUNK, SLOTS = 52, 18, 36
 OPTIONS = Options(pack="", device="cuda", max_context=CONTEXT, prefill=CHUNK, short_read=0, expert_cache=SLOTS)
@@ -73,17 +68,8 @@ def pack(packs):
     return open_pack(packs["odd-q8_0"])
 
 
-def answer(runner: CudaRunner) -> list[int]:
-    sessions = Conversations(runner.state, runner.n_slots, CacheRules(0), None, turn_token=10**6, verify=True)
-    path = Schedule(runner, sessions, Rules(chunk=CHUNK, max_context=CONTEXT, end_ids=(), verify=True))
-    events = path.start(REQUEST)
-    while path.busy:
-        events += path.step()
-    return [event.id for event in events if isinstance(event, Token)]
-
-
 def test_a_cache_that_the_card_refuses_twice_has_nine_sixteenths_of_its_slots_and_the_text_is_the_same(
-    emulated_card, pack
+    emulated_card, pack, answer
 ):
     sizes, texts = [], []
     with emulated_card.plugged_in() as card:
@@ -91,7 +77,7 @@ def test_a_cache_that_the_card_refuses_twice_has_nine_sixteenths_of_its_slots_an
             driver = Stingy(card.driver(), set(sizes[:refused]))
             runner = CudaRunner(pack, OPTIONS, driver=driver)
             runner.warm()
-            texts.append(answer(runner))
+            texts.append(answer(runner, REQUEST, CONTEXT))
             slot = runner._resident.expert_bytes // runner._resident.experts_in_vram
             sizes = sizes or [slot * SLOTS, slot * (SLOTS * 3 // 4)]
             assert set(sizes[:refused]) <= set(driver.asked)
