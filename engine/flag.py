@@ -84,6 +84,21 @@ def amount(most: float) -> Callable[[str], float]:
     return read
 
 
+def amount_or_auto(most: float) -> Callable[[str], float]:
+    """auto is -1, since 0 is an amount."""
+    read = amount(most)
+
+    def read_or_auto(text: str) -> float:
+        if text == "auto":
+            return -1.0
+        try:
+            return read(text)
+        except ValueError as error:
+            raise ValueError(f"auto or {error}") from None
+
+    return read_or_auto
+
+
 def one_of(*words: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in words:

@@ -17,7 +17,7 @@ from typing import Final
 
 from strata.engine.flag import (
     Flag,
-    amount,
+    amount_or_auto,
     auto_or,
     file,
     file_or_own,
@@ -222,8 +222,22 @@ _WORKING: Final = (
         "0: none. Never changes the text",
     ),
     _works(TIER, "--adapt-swaps N", "96", whole(0, MAX_EXPERTS), "most experts of a round; 0: none"),
-    _works(TIER, "--adapt-decay F", "0.7", share, "factor on the counts after a round"),
-    _works(TIER, "--adapt-min-gain F", "1.5", amount(MAX_GAIN), "uses since the last rounds that a change must gain"),
+    _works(
+        TIER,
+        "--adapt-decay F or auto",
+        "auto",
+        share_or_auto,
+        "factor on the counts after a round. auto: counts last until windows pick other experts, or 0.7 where only "
+        "--adapt-min-gain is given",
+    ),
+    _works(
+        TIER,
+        "--adapt-min-gain F or auto",
+        "auto",
+        amount_or_auto(MAX_GAIN),
+        "uses since the last rounds that a change must gain. auto: more than chance explains, at least 1.5; 1.5 where "
+        "only --adapt-decay is given",
+    ),
     _works(
         TIER,
         "--adapt-async B",

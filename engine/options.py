@@ -107,8 +107,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     pcie_frac: float = -1.0
     adapt_every: int = 4
     adapt_swaps: int = 96
-    adapt_decay: float = 0.7
-    adapt_min_gain: float = 1.5
+    adapt_decay: float = -1.0
+    adapt_min_gain: float = -1.0
     adapt_async: int = 0
     resident_experts: bool = False
     resident_cpu_experts: bool = False

@@ -1,9 +1,9 @@
 """Which experts change places: those that windows use and the cache lacks, for those that it holds and nobody uses.
 
     for each layer: experts without a slot by use, those of at least LEAST_USE; those in the cache by use, least first;
-    paired in this order, and a pair is kept when the first was used `min_gain` more often. Of all layers those with
-    most gain. Where one comes from the file, the one that leaves takes the place in RAM of the least used one there, if
-    that is used less
+    paired in this order, and a pair is kept when the first was used `min_gain` more often, or, where counts last
+    (use.py), more than chance explains. Of all layers those with most gain. Where one comes from the file, the one that
+    leaves takes the place in RAM of the least used one there, if that is used less
 
 Errors   none
 Cost     a sort of all pairs, some milliseconds, while a window runs
@@ -18,22 +18,41 @@ import numpy as np
 import numpy.typing as npt
 
 LEAST_USE: Final = 2.0
+DECAY: Final = 0.7
+MIN_GAIN: Final = 1.5
+NOISE: Final = 1.3
+"""Standard deviations of the difference of two counts, by which lasting ones must differ."""
 F64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptRules:
     """every: windows between two rounds · swaps: most of a round · decay: of the counts after a round · min_gain: picks
-    that a swap must gain. every or swaps 0: nothing moves."""
+    that a swap must gain. Below 0: not given; neither: counts last as long as the subject. every or swaps 0: nothing
+    moves."""
 
     every: int = 4
     swaps: int = 96
-    decay: float = 0.7
-    min_gain: float = 1.5
+    decay: float = -1.0
+    min_gain: float = -1.0
 
     @property
     def on(self) -> bool:
         return min(self.every, self.swaps) > 0
+
+    @property
+    def lasts(self) -> bool:
+        return max(self.decay, self.min_gain) < 0
+
+    @property
+    def factor(self) -> float:
+        """On counts that do not last, after a round."""
+        return DECAY if self.decay < 0 else self.decay
+
+    def bar(self, gets: F64, leaves: F64) -> F64:
+        """What a swap must gain, by the counts of both."""
+        least = MIN_GAIN if self.min_gain < 0 else self.min_gain
+        return np.maximum(least, NOISE * np.sqrt(gets + leaves)) if self.lasts else np.full(gets.shape, least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +72,10 @@ def choose(use: F64, resident: npt.NDArray[np.bool_], rules: AdaptRules) -> list
     held = np.where(resident, use, np.inf)
     gets, leaves = (-wanted).argsort(1, kind="stable"), held.argsort(1, kind="stable")
     of_gets, of_leaves = np.take_along_axis(wanted, gets, 1), np.take_along_axis(held, leaves, 1)
-    layers, ranks = np.nonzero(of_gets >= of_leaves + rules.min_gain)
-    gain = of_gets[layers, ranks] - of_leaves[layers, ranks]
+    layers, ranks = np.nonzero(of_gets >= of_leaves)
+    more, less = of_gets[layers, ranks], of_leaves[layers, ranks]
+    pays = more >= less + rules.bar(more, less)
+    layers, ranks, gain = layers[pays], ranks[pays], (more - less)[pays]
     best = (-gain).argsort(kind="stable")[: rules.swaps]
     return [
         Swap(int(layer), int(gets[layer, rank]), int(leaves[layer, rank]))

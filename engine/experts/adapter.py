@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from strata.engine.experts.adapt import AdaptRules, Swap, choose, dropping
 from strata.engine.experts.counts import I64
 from strata.engine.experts.exchange import Exchange
 from strata.engine.experts.store import ExpertStore
+from strata.engine.experts.use import Use
 
 
 class Adapter:
@@ -32,7 +31,7 @@ class Adapter:
         self._rules = rules
         self._exchange = exchange
         self._still = still
-        self._use = np.zeros(store.placement.begins.shape)
+        self._use = Use(store.placement.begins.shape, rules)
         self.rounds = self.swaps = self.moved = 0
 
     def __str__(self) -> str:
@@ -40,19 +39,21 @@ class Adapter:
 
     def round(self, picks: I64) -> None:
         """Move experts by what has been picked since the last round."""
-        self._use += picks
+        self._use.add(picks)
         if self._still() or (self._exchange is not None and self._exchange.moving):
             return  # what was picked counts for the next one
-        swaps = choose(self._use, self._store.resident, self._rules)
+        resident = self._store.resident
+        use = self._use.begin(resident)
+        swaps = choose(use, resident, self._rules)
         if self._exchange is not None:
-            swaps = _few(swaps, [len(self._store.homes(layer).free) for layer in range(len(self._use))])
-        swaps = dropping(swaps, self._use, self._store.in_ram)
+            swaps = _few(swaps, [len(self._store.homes(layer).free) for layer in range(len(use))])
+        swaps = dropping(swaps, use, self._store.in_ram)
         if swaps:
             (self._store.swap if self._exchange is None else self._exchange.fetch)(swaps)
         self.rounds += 1
         self.swaps += len(swaps)
         self.moved += 2 * sum(self._store.placement.sizes[each.layer].n_bytes for each in swaps)
-        self._use *= self._rules.decay
+        self._use.end()
 
     def step(self) -> None:
         """A window has been queued: what goes beside windows goes on."""

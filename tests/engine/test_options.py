@@ -69,8 +69,10 @@ def test_defaults_of_the_struct_are_those_that_the_table_shows():
         if not flag.acts or flag.name == "--pack":
             continue
         value = getattr(given, flag.field)
-        own = {"--eos-ids": None, "--mtp": None, "--vram-reserve-mib": -1, "--pcie-frac": -1} | dict.fromkeys(
-            ("--threads", "--prefill", "--prefill-beside", "--max-context", "--expert-cache"), 0
+        own = (
+            {"--eos-ids": None, "--mtp": None, "--vram-reserve-mib": -1, "--pcie-frac": -1}
+            | dict.fromkeys(("--threads", "--prefill", "--prefill-beside", "--max-context", "--expert-cache"), 0)
+            | dict.fromkeys(("--adapt-decay", "--adapt-min-gain"), -1)
         )
         shown = own.get(flag.name, flag.default)
         assert value == (shown if not isinstance(shown, str) else {"off": False}.get(shown, type(value)(shown)))
