@@ -29,6 +29,7 @@ from strata.kernels.cpu.math import JIT
 from strata.kernels.cpu.memory import nanoseconds, put_word, seen, show, word
 from strata.kernels.cpu.product import RECORD
 from strata.kernels.cpu.request import (
+    FEW,
     LAYER_WORDS,
     LINE,
     S_AT,
@@ -44,6 +45,7 @@ from strata.kernels.cpu.request import (
     S_LAST,
     S_LAYERS,
     S_OUT,
+    S_PARTS,
     S_PLACES,
     S_PRODUCTS,
     S_RECORDS,
@@ -135,6 +137,7 @@ class Server:
             S_EXPERTS: 8 * MOST_PAIRS,
             S_COUNTS: 8 * MOST_PAIRS,
             S_SCRATCH: SCRATCH_BYTES * self._threads,
+            S_PARTS: 8 * FEW * self._threads,
         }
         self._state = np.zeros(STATE_WORDS, np.int64)
         self._memory = np.zeros(sum(map(_lines, memory.values())) + LINE, np.uint8)

@@ -136,6 +136,16 @@ def count(typing_context, address, n):
 
 
 @intrinsic
+def count_on(typing_context, address, n):
+    """Add to a counter; what it was before. Who adds last sees what all others wrote before they added."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.atomic_rmw("add", builder.inttoptr(arguments[0], _I64.as_pointer()), arguments[1], "acq_rel")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
 def counted(typing_context, address):
     def codegen(context, builder, signature, arguments):
         return builder.load_atomic(builder.inttoptr(arguments[0], _I64.as_pointer()), "acquire", 8)

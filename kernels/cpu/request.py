@@ -1,7 +1,8 @@
 """What the processor does for a request at a desk: the experts that the card asks for, as jobs of one table.
 
 Threads take the pieces of a table in its order: records of the rows, then blocks of hidden values of one expert after
-the other - gate, up, silu and their records together - then rows of down. A piece waits for what it needs by a counter
+the other - gate, up, silu and their records together - then rows of down. Where blocks are few for the threads, pieces
+are halves of them, and who has the second half makes the records. A piece waits for what it needs by a counter
 of the pieces before it, so there is no barrier between, and who has nothing left goes on with the next expert. Pieces
 that are waited for have all been taken by somebody before, so the wait ends, on one thread as on many.
 
@@ -35,6 +36,7 @@ from strata.kernels.cpu.math import JIT, silu_f32
 from strata.kernels.cpu.memory import (
     ask_ahead,
     count,
+    count_on,
     counted,
     float_at,
     int32_at,
@@ -60,14 +62,17 @@ KEPT_NS: Final = 10 * 10**9
 """Experts of the file that were used so lately are not asked for."""
 TILES: Final = ACT_BLOCK // WIDTH
 """Of a product, that are a block of records."""
+FEW: Final = 2
+"""Blocks a thread, below which they are halved. 20 blocks of one expert on 15 threads: two of 28 us for some of them,
+and 97 us in all, where an expert of many takes 57 (host of an H200, 2026-11-30)."""
 FILE_EXPERT: Final = IN_FILE - 1
 """Bits of the number beside IN_FILE."""
 
 # Words of a server's state: addresses, and behind them numbers.
 (S_DESK, S_AT, S_PLACES, S_X, S_OUT, S_LAYERS, S_TABLE, S_ROWS, S_RECORDS, S_GATE, S_UP, S_INNER, S_SLOTS) = range(13)
 (S_EXPERTS, S_COUNTS, S_SCRATCH, S_PRODUCTS, S_DONE, S_WORKER, S_QUANTIZE, S_HIDDEN, S_DOWN, S_AHEAD) = range(13, 23)
-(S_THREADS, S_STOP, S_LAST, S_BUSY_NS, S_FILED, S_FILE_BYTES) = range(23, 29)
-STATE_WORDS: Final = 29
+(S_THREADS, S_STOP, S_LAST, S_BUSY_NS, S_FILED, S_FILE_BYTES, S_PARTS) = range(23, 30)
+STATE_WORDS: Final = 30
 
 # Words of a layer: templates of the jobs of gate, up and down; where they begin behind an address; widths; where they
 # lie in the file, an expert's bytes there, and when each was used last.
@@ -78,10 +83,11 @@ LAYER_WORDS: Final = 4 * JOB_WORDS
 GATE, UP, DOWN = range(3)
 
 # Arguments of jobs: of those that ask for the file; of records: from where, to where, a counter to add to; of hidden
-# values and of down: products, where records go, a counter to wait for and how far, one to add to.
+# values and of down: products, where records go, a counter to wait for and how far, one to add to, those of a block's
+# tiles.
 A_FILE, A_BYTES = ARGUMENTS, ARGUMENTS + 3
 Q_X, Q_OUT, Q_DONE = range(ARGUMENTS, ARGUMENTS + 3)
-(H_GATE, H_UP, H_RECORDS, H_WAIT, H_UNTIL, H_DONE) = range(ARGUMENTS, ARGUMENTS + 6)
+(H_GATE, H_UP, H_RECORDS, H_WAIT, H_UNTIL, H_DONE, H_PARTS) = range(ARGUMENTS, ARGUMENTS + 7)
 (W_DOWN, W_WAIT, W_UNTIL) = range(ARGUMENTS, ARGUMENTS + 3)
 
 
@@ -109,24 +115,38 @@ def records_entry(variant, job, begin, end, scratch):
     count(word(job, Q_DONE), end - begin)
 
 
-def hidden_entry(variant, job, begin, end, scratch):
-    """Blocks [begin, end) of an expert's silu(gate x) * (up x), of all its rows, as records."""
-    gate, up = word(job, H_GATE), word(job, H_UP)
-    expect_tile(gate, TILES * begin)
-    _wait_for(word(job, H_WAIT), word(job, H_UNTIL))
-    call(word(gate, FUNCTION), gate, TILES * begin, TILES * end - 1, scratch)
-    expect_tile(gate, TILES * end - 1)
-    expect_tile(up, TILES * begin)
-    call(word(gate, FUNCTION), gate, TILES * end - 1, TILES * end, scratch)
-    call(word(up, FUNCTION), up, TILES * begin, TILES * end, scratch)
-    blocks = word(job, ITEMS)
+@njit("void(int64, int64, int64)", **JIT)
+def _hidden_records(job, begin, end):
+    """Blocks [begin, end) of hidden values of all rows as records."""
+    gate, blocks = word(job, H_GATE), word(job, ITEMS) // TILES
     for row in range(word(gate, A_N)):
         for b in range(row * blocks + begin, row * blocks + end):
-            x, y = word(gate, A_OUT) + 4 * ACT_BLOCK * b, word(up, A_OUT) + 4 * ACT_BLOCK * b
-            for i in range(ACT_BLOCK):
-                put_float(x, i, silu_f32(float_at(x, i)) * float_at(y, i))
-            quantize_block(x, word(job, H_RECORDS) + RECORD * b)
+            quantize_block(word(gate, A_OUT) + 4 * ACT_BLOCK * b, word(job, H_RECORDS) + RECORD * b)
     count(word(job, H_DONE), end - begin)
+
+
+def hidden_entry(variant, job, begin, end, scratch):
+    """Tiles [begin, end) of an expert's silu(gate x) * (up x), of all its rows, and records of whole blocks."""
+    gate, up = word(job, H_GATE), word(job, H_UP)
+    expect_tile(gate, begin)
+    _wait_for(word(job, H_WAIT), word(job, H_UNTIL))
+    if end - begin > 1:
+        call(word(gate, FUNCTION), gate, begin, end - 1, scratch)
+        expect_tile(gate, end - 1)
+    expect_tile(up, begin)
+    call(word(gate, FUNCTION), gate, end - 1, end, scratch)
+    call(word(up, FUNCTION), up, begin, end, scratch)
+    rows, width = word(gate, A_N), WIDTH * word(job, ITEMS)
+    for row in range(rows):
+        x, y = word(gate, A_OUT) + 4 * width * row, word(up, A_OUT) + 4 * width * row
+        for i in range(WIDTH * begin, WIDTH * end):
+            put_float(x, i, silu_f32(float_at(x, i)) * float_at(y, i))
+    if word(job, H_PARTS):
+        b = begin // TILES
+        if count_on(word(job, H_PARTS) + 8 * b, end - begin) + end - begin == TILES:
+            _hidden_records(job, b, b + 1)
+    else:
+        _hidden_records(job, begin // TILES, end // TILES)
 
 
 def down_entry(variant, job, begin, end, scratch):
@@ -255,9 +275,14 @@ def _hidden(state, layer, i, found, wait, until):
     """Jobs of the hidden values of all pairs, from the i-th on, behind a counter."""
     inner, before = word(layer, L_INNER), 0
     blocks = inner // ACT_BLOCK
+    halved = blocks * found < FEW * word(state, S_THREADS)
+    for b in range(blocks * found if halved else 0):
+        put_word(word(state, S_PARTS), b, 0)
     for e in range(found):
         rows, at = word(word(state, S_COUNTS), e), word(word(state, S_EXPERTS), e)
-        to = _job(state, i + e, word(state, S_HIDDEN), blocks, _grain(state, blocks, found))
+        grain = 1 if halved else TILES * _grain(state, blocks, found)
+        to = _job(state, i + e, word(state, S_HIDDEN), TILES * blocks, grain)
+        put_word(to, H_PARTS, word(state, S_PARTS) + 8 * blocks * e if halved else 0)
         for half in range(2):
             template = layer + 8 * (L_UP if half else L_GATE)
             of = _product(state, 3 * e + half, template, _matrix(layer, at, UP if half else GATE), rows)

@@ -128,6 +128,18 @@ def test_one_missing_expert_alone_waits_for_the_processor_unless_the_card_has_a_
 
 
 @pytest.mark.parametrize("types", TYPES, ids=str)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_expert_in_halves_of_blocks_has_the_same_bits(host, random_weight, types, threads):
+    """Three blocks of hidden values are few for two threads, and not for one."""
+    helped = Helped(host, stacks_of(random_weight, types, 96, 256, 4), held=3, share=0)
+    helped.server.use(threads)
+    for seed in range(24):
+        x, ids, weights = drawn(1 + seed % ROWS, 4, 4, 256, seed=seed)
+        got = helped.mixture(x, ids, weights, True)
+        np.testing.assert_array_equal(got, helped.mixture(x, ids, weights, False))
+
+
+@pytest.mark.parametrize("types", TYPES, ids=str)
 @pytest.mark.parametrize("share", [0, 128, 256])
 def test_experts_that_lie_in_the_file_only_have_the_same_bits_and_are_never_the_cards(
     host, random_weight, types, share
