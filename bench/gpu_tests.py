@@ -1,11 +1,13 @@
 """`python -m strata.bench.gpu_tests`: the tests on a card, and their outcome as a report.
 
-    python -m strata.bench.gpu_tests --json FILE [--log FILE] [--workers 8] [--only PATH ...] [--sanitize [--every N]]
+    python -m strata.bench.gpu_tests --json FILE [--log FILE] [--workers 8] [--only PATH ...] [--covering]
+        [--sanitize [--every N]]
 
 First the tests of the kernels in several processes that share the card, then all others in as many; last, one after the
 other, those that ask the driver what is free (marked `whole_card`). --sanitize: the tests of the kernels under
 compute-sanitizer's memcheck instead, which runs them a hundred times slower or more: --every N takes each N-th test of
-every file. A file of tests is a check of the report; a record is the seconds of a part, named by what its tests are of.
+every file, --covering those of tests/kernels/cuda/covering.txt, which launch every kernel, small, with every type. A
+file of tests is a check of the report; a record is the seconds of a part, named by what its tests are of.
 --log: a line a file with counts and seconds, and the last lines of every failure (outcomes.py).
 Exit code 1 when a test failed, or when none ran.
 """
@@ -30,6 +32,7 @@ from strata.bench.report import Check, Record, Report, show
 
 KERNELS = "tests/kernels/cuda"
 KERNELS_ABOVE = "tests/kernels"
+COVERING = f"{KERNELS}/covering.txt"
 REST = ("tests/engine", "tests/server", "tests/bench")
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 SHARED, ALONE = "gpu and not whole_card", "gpu and whole_card"
@@ -104,9 +107,17 @@ def sampled(paths: Sequence[str], every: int) -> list[str]:
     return [name for names in by_file.values() for name in names[::every]]
 
 
-def parts(only: Sequence[str], workers: int, sanitize: bool, every: int = 1) -> list[Part]:
-    """Raises FileNotFoundError when the sanitizer is not there."""
+def covered(text: str) -> dict[str, list[str]]:
+    """Tests of covering.txt, and what they are there for: sources of kernels, `source:type` where these have types."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return {f"{KERNELS}/{test}": names.split() for test, _, names in (line.partition(" : ") for line in lines)}
+
+
+def parts(only: Sequence[str], workers: int, sanitize: bool, every: int = 1, covering: bool = False) -> list[Part]:
+    """Raises FileNotFoundError when the sanitizer is not there, or the list of --covering."""
     shared = ("-n", str(workers), "--dist", "loadgroup") if workers > 1 else ()
+    if covering:
+        only = list(covered(Path(COVERING).read_text()))
     if sanitize:
         program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
         if not program:
@@ -120,7 +131,7 @@ def parts(only: Sequence[str], workers: int, sanitize: bool, every: int = 1) -> 
     rest = [p for p in only if not p.startswith(KERNELS_ABOVE)] if only else list(REST)
     some = bool(only)
     found = [
-        Part(tuple(kernels), words=shared, may_be_empty=some),
+        Part(tuple(kernels), words=shared, may_be_empty=some and not covering),
         Part(tuple(rest), SHARED, shared, may_be_empty=some),
         Part(tuple(rest), ALONE, may_be_empty=some, how=" alone on the card"),
     ]
@@ -142,18 +153,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=8, help="processes that share the card (8)")
     parser.add_argument("--sanitize", action="store_true", help="the kernels' tests under compute-sanitizer memcheck")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="with --sanitize: each N-th test (1: all)")
+    parser.add_argument(
+        "--covering", action="store_true", help="few small tests of the kernels that launch every one, with every type"
+    )
     parser.add_argument("--only", nargs="*", default=[], metavar="PATH", help="these files or folders of tests")
     args = parser.parse_args(argv)
     console = Console()
+    if args.covering and (args.only or args.every > 1):
+        parser.error("--covering is a choice of tests, as --only and --every are: give one of them")
     try:
-        todo = parts(args.only, args.workers, args.sanitize, max(1, args.every))
+        todo = parts(args.only, args.workers, args.sanitize, max(1, args.every), args.covering)
     except FileNotFoundError as error:
         console.print(str(error))
         return 2
     ran = [each for each in (part.run() for part in todo) if each.found or not each.well]
     n_tests = sum(len(each.found) for each in ran)
     all_checks = [check for each in ran for check in each.checks] + [Check("tests ran", n_tests > 0, str(n_tests))]
-    flags = {"workers": args.workers, "sanitize": args.sanitize, "every": args.every, "only": args.only}
+    flags = {name: getattr(args, name) for name in ("workers", "sanitize", "every", "covering", "only")}
     report = Report(tool="gpu_tests", records=[each.record for each in ran], checks=all_checks, flags=flags)
     show(report, console)
     if args.json:

@@ -8,7 +8,8 @@ PyTorch's, which is no dependency of the project and has to be there.
 
 The limits are measured first (ceilings.py); what bytes and multiply-adds are: kernel_limits.py.
 
-Errors   exit code 1 where launches in turn overlapped, or the recorder lost some three times in a row
+Errors   exit code 1 where launches in turn overlapped, or the recorder lost some three times in a row; 2 without the
+         recorder, or where the pack cannot be opened
 Cost     some 90 s on an H200 with a pack of 62 GB, a third of them to load it
 """
 
@@ -19,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,9 @@ from strata.bench.windows_cuda import CHECKED_DEPTH, WARM_STEPS, Decode, launche
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.model import Rows
 from strata.engine.model.resident import AUTO_CHUNKS, Resident
-from strata.engine.pack import Pack, open_pack
+from strata.engine.pack import Pack, PackError, open_pack
 
+RECORDER = "torch"
 RUNS = 5
 TRIES = 3
 PROMPT_RUNS = 3
@@ -152,10 +155,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     args = parser.parse_args(argv)
     console = Console(width=160)
+    if args.prompt < 0:
+        parser.error("--prompt: 0 or more tokens")
+    if find_spec(RECORDER) is None:
+        console.print(f"{RECORDER} is not installed: its profiler records kernels here; windows_cuda needs none")
+        return 2
+    try:
+        pack = open_pack(args.pack)
+    except (OSError, PackError) as error:
+        console.print(str(error), markup=False)
+        return 2
     limits = ceilings.measured(console)
     records = ceilings.records(limits)
     checks: list[Check] = []
-    pack, device = open_pack(args.pack), CudaDevice()
+    device = CudaDevice()
     longest = min(pack.spec.context_length, max(args.prompt, *(depth for _, depth in WINDOWS)) + 4 * WARM_STEPS)
     chunks = [n for n in AUTO_CHUNKS if n <= (args.prompt or AUTO_CHUNKS[0])] or [args.prompt]
     resident = Resident(pack, device, max_context=longest, n_slots=max(n for n, _ in WINDOWS), chunks=chunks)

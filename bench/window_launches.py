@@ -19,6 +19,7 @@ from unittest import mock
 import numpy as np
 
 from strata.engine.device.driver import Driver
+from strata.kernels.cuda.arguments import address
 from strata.kernels.cuda.kernel import Kernel
 
 REPLAYS = 11
@@ -60,7 +61,7 @@ class _Picks:
     def hold(self, picked: Any) -> None:
         """What a router has just written, or the same router earlier."""
         self._all.append(picked.copy() if self._earlier is None else self._earlier._all[len(self._all)])
-        self._begin, self._end = int(picked.data.ptr), int(picked.data.ptr) + picked.nbytes
+        self._begin, self._end = address(picked), address(picked) + picked.nbytes
 
     def held(self, argument: Any) -> Any:
         """An argument as it is written down: a struct is copied, and reads the picks where they are held."""
@@ -68,7 +69,7 @@ class _Picks:
             return argument
         copy = argument.copy()
         if "ids" in (copy.dtype.names or ()) and self._begin <= copy["ids"] < self._end:
-            copy["ids"] = int(copy["ids"]) - self._begin + int(self._all[-1].data.ptr)
+            copy["ids"] = int(copy["ids"]) - self._begin + address(self._all[-1])
         return copy
 
 
