@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from strata.kernels.check import check
+from strata.kernels.cuda import card as cards
 from strata.kernels.cuda import forms, hyper_window, plans
 from strata.kernels.cuda.launch import F32, I64, launch
 from strata.kernels.cuda.product import linear, linear_quantized, quantize, room_for_quantized
@@ -29,9 +30,16 @@ MAX_WIDTH_OF_ROWS: Final = 32 * LANES
 _ROWS_OF_A_BLOCK: Final = 2
 """Rows that read a line of inject together, in `hyper_rows.cu`: 367 us for 8,192 rows. A warp a row, with four elements
 a lane: 475 (H200, 2026-11-29)."""
+RESIDENT_WAYS: Final = ((1, 8), (2, 4), (2, 5))
+"""Rows of a team of `hyper_rows.cu` and teams of a block that has w and inject in shared memory, as compiled."""
+RESIDENT: tuple[int, int] | None = None
+"""One of RESIDENT_WAYS for prompts of many rows; None: blocks of one team."""
+_FEWEST_ROWS: Final = 8
+"""Rows of a multiprocessor from which it is worth to copy w and inject to its shared memory."""
 _GATE_THREADS: Final = 256
 _WIDE_THREADS: Final = 128
 _WIDTH_OF_LOAD: Final = 4
+_FLOAT: Final = 4
 
 MOST_WORDS: Final = hyper_window.MOST_WORDS
 """Of `words` of hyper_mix."""
@@ -121,6 +129,16 @@ def _quantises(hc: Hyper, n: int, width: int) -> bool:
     return fits and plain and not hc.down.type.is_float and not hc.up.type.is_float
 
 
+def _rows_way(card: cards.Card, n: int, streams: int, width: int, injects: bool) -> tuple[int, int, int]:
+    """Rows of a team, teams of a block (0: blocks of one) and dynamic shared memory in bytes, of `hyper_rows.cu`."""
+    plain = _ROWS_OF_A_BLOCK, 0, 0
+    if RESIDENT is None or not injects or n < _FEWEST_ROWS * card.multiprocessors:
+        return plain
+    rows, teams = RESIDENT
+    shared, buffers = _FLOAT * streams * (1 + streams) * width, _FLOAT * teams * rows * streams * LANES
+    return (rows, teams, shared) if shared + buffers <= card.shared_block else plain
+
+
 def _mix_rows(
     workspace: Workspace,
     x: DeviceArray,
@@ -137,11 +155,13 @@ def _mix_rows(
     made = room_for_quantized(workspace, n, cols, kind)
     factors = workspace.array((n, streams))
     inject = None if hc.inject is None or beta is None else hc.inject.data
+    rows, teams, shared = _rows_way(cards.card(), n, streams, width, inject is not None)
+    blocks = cards.card().multiprocessors if teams else -(-n // rows)
     launch(
-        "hyper_rows.cu", "hyper_rows", (-(-n // _ROWS_OF_A_BLOCK),), (LANES,),
+        "hyper_rows.cu", "hyper_rows", (blocks,), (LANES * max(teams, 1),),
         x, *(added or (None, None)), hc.norm, inject, factors, made.q, made.d, made.sums, beta, n, eps, scale,
-        STREAMS=streams, PER_THREAD=width // LANES, ROWS=_ROWS_OF_A_BLOCK, INJECTS=int(inject is not None),
-        INPUT_ORDER=plans.order(kind), SUMS=kind.sums,
+        shared=shared, STREAMS=streams, PER_THREAD=width // LANES, ROWS=rows, INJECTS=int(inject is not None),
+        INPUT_ORDER=plans.order(kind), SUMS=kind.sums, TEAMS=teams,
     )  # fmt: skip
     a = linear_quantized(workspace, hc.down, made)
     gates = linear_quantized(workspace, hc.up, quantize(workspace, a, hc.up.type, scale))

@@ -54,8 +54,14 @@ _THREADS: Final = 128
 _KEYS: Final = 64
 _TILE_KEYS: Final = 64
 _SCORED_QUERIES: Final = 64
+_SCORED_ROWS: Final = 32
+"""Rows of a tile of qsa_score_tile.cu at most: a row a lane."""
 _SCORE_BLOCKS: Final = 528
 """Blocks of the scores of a window: four for each multiprocessor of a large card; each takes tiles in turn."""
+SCORE_TILES: Final = ((48, 3), (64, 2), (32, 4))
+"""Keys of a tile of qsa_score_tile.cu, and blocks of a multiprocessor, as compiled."""
+SCORE_TILE: tuple[int, int] | None = None
+"""One of SCORE_TILES; None: the tiles of qsa_score.cu."""
 _SELECT_FEW: Final = 1024
 _SELECT_MANY: Final = 256
 _SLICE: Final = 32
@@ -426,6 +432,10 @@ def _select(workspace: Workspace, g: _Shape, few: bool, rows: _Rows, iq: DeviceA
         shared = _FLOAT * (_KEYS * (g.index_dim + 4) + g.index_heads * (g.index_dim + _KEYS))
         grid = (min(tiles, max(1, _SCORE_BLOCKS // n)), n)
         launch("qsa_score.cu", "qsa_score", grid, (_THREADS,), *arguments, shared=shared)
+    elif SCORE_TILE:
+        keys, blocks = SCORE_TILE
+        grid = (-(-g.blocks // keys), -(-n // min(_SCORED_QUERIES // g.index_heads, _SCORED_ROWS)))
+        launch("qsa_score_tile.cu", "qsa_score_tile", grid, (_THREADS,), *arguments, n, TILE_KEYS=keys, BLOCKS=blocks)
     else:
         grid = (-(-g.blocks // _TILE_KEYS), -(-n // (_SCORED_QUERIES // g.index_heads)))
         launch("qsa_score.cu", "qsa_score_tile", grid, (256,), *arguments, n)

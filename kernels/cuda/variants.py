@@ -11,7 +11,8 @@ from typing import Final
 from strata.kernels.cuda.chains import router_plan
 from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.gdn import BULK_ARCH, HEAD_SIZES, WINDOW_ROWS
-from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, KEY_WARPS
+from strata.kernels.cuda.hyper import RESIDENT_WAYS
+from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, KEY_WARPS, SCORE_TILES
 from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
 
@@ -29,9 +30,11 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
         yield "hyper.cu", {"PER_THREAD": 20, "STREAMS": 4, "INPUT_ORDER": order, "SUMS": sums}
     yield "hyper.cu", {"STREAMS": 4, "FACTORS": 1}
     for order, sums in (("NATIVE", 16), ("EIGHT", 0)):
-        rows: Constants = {"STREAMS": 4, "PER_THREAD": 20, "ROWS": 2, "INPUT_ORDER": order, "SUMS": sums}
+        rows: Constants = {"STREAMS": 4, "PER_THREAD": 20, "INPUT_ORDER": order, "SUMS": sums}
         for injects in (0, 1):
-            yield "hyper_rows.cu", rows | {"INJECTS": injects}
+            yield "hyper_rows.cu", rows | {"ROWS": 2, "INJECTS": injects, "TEAMS": 0}
+        for of_team, teams in RESIDENT_WAYS if arch == BULK_ARCH else ():
+            yield "hyper_rows.cu", rows | {"ROWS": of_team, "INJECTS": 1, "TEAMS": teams}
     for kind, spans in (("Q8_0", 10), ("Q8_0", 2), ("Q5_1", 10), ("IQ4_NL", 24)):
         up: Constants = {"TYPE": kind, "SPANS": spans, "STREAMS": 4}
         for fresh, eights, at_once in ((1, 1, 1), (0, 1, 5), (0, 2, 5)):
@@ -61,6 +64,8 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
                     yield "gdn_slots.cu", slots | gates | {"IN_REGISTERS": 0}
                     yield "gdn_slots.cu", slots | gates | {"IN_REGISTERS": 1}
     yield "qsa_stage.cu", {}
+    for keys_of_tile, blocks in SCORE_TILES:
+        yield "qsa_score_tile.cu", {"TILE_KEYS": keys_of_tile, "BLOCKS": blocks}
     for keys, values in KV.values():
         formats: Constants = {"KEYS": FORMATS[keys.name], "VALUES": FORMATS[values.name]}
         yield "qsa_prepare.cu", formats
