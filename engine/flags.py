@@ -28,6 +28,7 @@ from strata.engine.flag import (
     share,
     share_or_auto,
     switch,
+    table_place,
     whole,
 )
 
@@ -155,7 +156,7 @@ _WORKING: Final = (
         MACHINE,
         "--ple-io auto, vram or ram",
         "auto",
-        one_of("auto", "vram", "ram"),
+        table_place,
         "where the n-gram table lies with --device cuda: in VRAM, or in page-locked RAM that the card reads; auto: in "
         "VRAM if there is room. The host reads the mapped file. Never changes the text",
     ),
