@@ -132,9 +132,11 @@ class Payoff:
         return True
 
     def verdict(self, key: int) -> str:
-        """What they lost, for the log."""
+        """Behind a `drafted` that was True, a line for the log: whose drafts they were, what they lost."""
         plain = self._times.of(key) or 0.0
-        return f"they lost {-self.balance * plain:.0f} ms against {plain:.2f} ms a token without"
+        whose, rest = ("this request", "it goes") if key == 1 else (f"{key} slots", "they go")
+        lost = f"they lost {-self.balance * plain:.1f} ms against {plain:.2f} ms a token without"
+        return f"drafts of {whose} do not pay: {lost}; {rest} on without for a while"
 
 
 def _probe(steady: bool) -> float:

@@ -17,6 +17,9 @@ from strata.engine.draft.policy import OUTLIER
 FOLLOW: Final = 0.05
 """How fast the share of a depth follows the text. Twice as fast, shares scatter more than texts differ, and a few
 drafts that happen to be wrong keep deep ones away until the next look."""
+CARRIED: Final = 0.2
+"""What a request begins with: the shares of all before it, to which the last one adds so much. With those of the last
+one alone, a text that suits drafts behind one that does not had one at a time for its first hundred tokens."""
 FOLLOW_TIME: Final = 0.2
 """How fast times follow the machine."""
 MEASURED: Final = 3
@@ -61,7 +64,7 @@ class WindowTimes:
 
 
 class Reach:
-    """Of one request. `times` is shared; `before`: the request before, whose shares are believed at first.
+    """Of one request. `times` is shared; `before`: the request before, with whose shares it begins, as CARRIED says.
 
     A look at deeper drafts takes two windows where the next one is decided about before the last one is known: the
     first leaves all drafts, the second has them. Until it is known what became of them, no other look begins.
@@ -69,10 +72,16 @@ class Reach:
 
     def __init__(self, times: WindowTimes, before: Reach | None = None) -> None:
         self._times = times
-        self._kept: list[float] = [] if before is None else list(before._kept)
+        self._kept: list[float] = [] if before is None else before._carried()
+        self._begun = list(self._kept)
         self._look: int = LOOK if before is None else before._look
         self._since: int = LOOK if before is None else before._since
         self._asked = 0  # windows with all drafts since one was known
+
+    def _carried(self) -> list[float]:
+        """What the next request begins with."""
+        begun = self._begun + self._kept[len(self._begun) :]
+        return [was + CARRIED * (is_now - was) for was, is_now in zip(begun, self._kept, strict=True)]
 
     def want(self, most: int) -> int:
         """How many drafts the next window should have, 1 to most."""

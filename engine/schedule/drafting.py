@@ -27,6 +27,10 @@ from strata.engine.schedule.rounds import RoundDrafting
 from strata.engine.schedule.slots import Decoding
 
 MOST_DRAFTS: Final = WINDOW_ROWS - 1
+BARLESS: Final = (
+    "--spec-min-p and spec_min_p do nothing in rounds, where the card verifies all proposals that it has made: to "
+    "leave some out would save no time there. They count in windows that wait for the host, as those with penalties do"
+)
 QUIET: Final = 16
 """Windows in a row for which the text had no draft; from then on the next one is started before the last is known."""
 
@@ -64,6 +68,7 @@ class SoloDrafting:
         self._text_times = WindowTimes()  # of windows between rounds, whose drafts are from the text
         self._payoff = Payoff(self.times)
         self._drafts: Drafts | None = None
+        self._told = False  # that a bar comes to nothing in rounds
 
     def begin(self, min_p: float | None = None) -> Drafts:
         """A request begins; min_p: its own bar."""
@@ -82,6 +87,9 @@ class SoloDrafting:
         if rules.spec < 2:
             return self._runner.window([row], n_left > 1)
         if self._runner.rounds(row):
+            if drafts.min_p > 0 and not self._told:
+                self._told = True
+                log(BARLESS)
             return drafts.rounds.window(row, n_left)
         begun = self._clock()
         if n_left < 2 or not drafts.payoff.wants(1):
@@ -105,7 +113,7 @@ class SoloDrafting:
             if of_layer == len(offered):
                 drafts.reach.timed(of_layer, ms)
         if drafts.payoff.drafted(1, ms, len(said)):
-            log(f"drafts do not pay for this request: {drafts.payoff.verdict(1)}; it goes on without for a while")
+            log(drafts.payoff.verdict(1))
         return said
 
     def _plain(self, drafts: Drafts, row: Row, again: bool, begun: float) -> list[int]:
@@ -171,7 +179,7 @@ class SlotDrafting:
             if row.drafts:
                 one.drafts.add(len(row.drafts), len(tokens) - 1, len(row.drafts))
         if self._payoff.drafted(n, self._clock() - begun, sum(map(len, said))):
-            log(f"drafts of {n} slots do not pay: {self._payoff.verdict(n)}; they go on without for a while")
+            log(self._payoff.verdict(n))
         return [(one, tokens) for (one, _), tokens in zip(chosen, said, strict=True)]
 
     def _propose(self, one: Decoding, row: Row) -> list[int]:

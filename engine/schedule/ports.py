@@ -129,8 +129,9 @@ class Runner(Protocol):
     def round(self, row: Row, after: int | None) -> Round:
         """`verify` of one row, which stops behind an end token and finds the drafts of the next one itself.
 
-        The row's drafts count only where this round has not been started yet. after: drafts that the next round is to
-        have, if this one leaves so many, 0: a window without drafts comes next; None: nobody knows
+        The row's drafts count only where this round has not been started yet; the first one behind a prompt may have
+        one without, which the runner finds. after: drafts that the next round is to have, if this one leaves so many,
+        0: a window without drafts comes next; None: nobody knows
         """
 
     def check(self, lengths: Sequence[tuple[int, int]]) -> None:

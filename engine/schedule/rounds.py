@@ -6,8 +6,8 @@ that whatever the round under way gives, the next one still fits what the reques
 what the text said before, its own words are the drafts, unless rounds were measured to have more tokens in the time: a
 window from the host verifies them, and as long as the text goes on like this the next one is started at once.
 
-A request begins with one draft a round until one has been kept: two rounds are decided about before any draft is known,
-and many answers are over by then. That it begins by waiting for the host is no fault of its drafts, and not counted.
+A request begins with one draft a round until one has been kept: a round is decided about before any draft is known, and
+many answers are over by then. That it begins by waiting for the host is no fault of its drafts, and not counted.
 
 Units    milliseconds of the given clock
 Effects  computing goes through the `Runner`; how long it took decides how it goes on (`draft.policy`, `draft.reach`)
@@ -73,7 +73,8 @@ class RoundDrafting:
         begun = self._at if ahead else self._clock()
         words = self._words
         if words is None:
-            words = () if self._payoff.off else self._repeated(row, n_left)
+            # The first window waits for the host: a long prompt is looked through while it runs.
+            words = () if self._payoff.off or self._first else self._repeated(row, n_left)
         if self._drafts is None and (self._window or n_left < 2 or not self._payoff.wants(1)):
             said = self._plain(row, n_left, bool(words), begun)
         elif self._drafts is None and words:
@@ -131,7 +132,7 @@ class RoundDrafting:
         if fed is None:
             wanted = min(self._want(most), n_left - 1)
             row = row._replace(drafts=before_end(self._runner.propose(row, wanted, 0.0), self._end_ids))
-            fed = len(row.drafts)
+            fed = max(1, len(row.drafts))  # behind a prompt it may find one
         after = None if repeats else self._after(most, n_left - 1 - fed)
         said, drafts, self._drafts = self._runner.round(row, after)
         self._window = after == 0
@@ -168,5 +169,4 @@ class RoundDrafting:
                 return
             ms = min(ms, start)
         if self._payoff.drafted(1, ms, tokens):
-            verdict = self._payoff.verdict(1)
-            log(f"drafts do not pay for this request: {verdict}; it goes on without for a while")
+            log(self._payoff.verdict(1))

@@ -99,13 +99,15 @@ def rounding_model(drafting_model):
     """rounding_model(clock, most=3, stall=..): the same with rounds of up to so many drafts, which find their own.
 
     stall: milliseconds that a window or round takes longer which has not been started ahead
+    begins: the first round behind a prompt has a draft already
     Counts what was started for nothing, and what waited for the host.
     """
 
     class RoundingModel(drafting_model):
-        def __init__(self, clock, most=3, stall=0.5, **given):
+        def __init__(self, clock, most=3, stall=0.5, begins=False, **given):
             super().__init__(clock, **given)
-            self.most, self.stall = most, stall
+            self.most, self.stall, self.begins = most, stall, begins
+            self.read = -1  # tokens behind the last read
             self.started: tuple[int, int] | None = None  # drafts, -1: a window; and drafts that it leaves
             self.verifying: tuple[list[int], tuple[int, ...]] | None = None  # a text and drafts that are verified
             self.dropped = self.waited = 0
@@ -130,6 +132,7 @@ def rounding_model(drafting_model):
         def feed(self, *given):
             if given[2].size > 1:  # a prompt
                 self.drop()
+                self.read = given[1] + given[2].size
             return super().feed(*given)
 
         def verify_ahead(self, row):
@@ -159,8 +162,11 @@ def rounding_model(drafting_model):
         def round(self, row: Row, after: int | None) -> Round:
             started = self.begin(True)
             n = len(row.drafts)
+            if not n and self.begins and self.read == row.position and not started:
+                n = 1
+                self.clock.ms += 0.2
             fed, leaves = started or (n, self.leaves(n, after or max(1, n)))
-            drafts = tuple(self.propose(row, fed, 0.0)) if started else row.drafts
+            drafts = row.drafts if row.drafts and not started else tuple(self.propose(row, fed, 0.0))
             assert len(drafts) == fed <= self.most
             if after is not None:
                 following = min(after, leaves)
@@ -230,15 +236,16 @@ def test_text_with_drafts_is_the_text_without(
     how=HOWS,
     max_new=st.lists(st.integers(1, 60), min_size=3, max_size=3),
     row_ms=st.floats(0.0, 2.0),
+    begins=st.booleans(),
 )
 def test_text_with_rounds_is_the_text_without_and_the_state_holds_no_more(
-    schedule, rounding_model, hits, spec, most, suffix, how, max_new, row_ms
+    schedule, rounding_model, hits, spec, most, suffix, how, max_new, row_ms, begins
 ):
     asked = [request(4 + i, n, how, i, last_n=8) for i, n in enumerate(max_new)]
     texts = []
     for rules in (DraftRules(), DraftRules(spec, 0.0, suffix)):
         clock = Clock()
-        model = rounding_model(clock, most, hits=tuple(hits), row_ms=row_ms)
+        model = rounding_model(clock, most, hits=tuple(hits), row_ms=row_ms, begins=begins)
         path = schedule(model, clock=clock, max_context=96, drafts=rules)
         texts.append([])
         for each in asked:
@@ -308,9 +315,9 @@ def answers_ms(schedule, rounding_model):
         def at(self, n: int) -> int:
             return 3 if n >= self.last else 10 + n * n % 40
 
-    def ms(lengths: list[int], hits: tuple[bool, ...], stall: float, spec: int) -> list[float]:
+    def ms(lengths: list[int], hits: tuple[bool, ...], stall: float, spec: int, begins: bool = False) -> list[float]:
         clock = Clock()
-        model = Ending(clock, hits=hits, row_ms=0.2, stall=stall)
+        model = Ending(clock, hits=hits, row_ms=0.2, stall=stall, begins=begins)
         path = schedule(model, clock=clock, max_context=600, drafts=DraftRules(spec, 0.0, 0))
         taken = []
         for i, length in enumerate(lengths):
@@ -419,6 +426,27 @@ def test_a_request_may_have_its_own_bar_for_proposals(schedule, drafting_model):
     model.bars.clear()
     run_solo(path, replace(request(max_new=40), spec_min_p=0.9))
     assert model.bars == {0.9}
+
+
+def test_a_bar_that_comes_to_nothing_in_rounds_is_said_once(schedule, rounding_model, monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(drafting, "log", lines.append)
+    clock = Clock()
+    path = schedule(rounding_model(clock, end=()), clock=clock, max_context=96, drafts=DraftRules(4, 0.0, 0))
+    run_solo(path, request())
+    assert not lines
+    for _ in range(2):
+        run_solo(path, replace(request(), spec_min_p=0.5))
+    assert len(lines) == 1 and "--spec-min-p" in lines[0]
+
+
+def test_short_answers_whose_first_round_has_a_draft_are_quicker_than_without(answers_ms):
+    """Five tokens are four windows, or a round with the draft that the prompt gives and one or two more."""
+    lengths = [5] * 80
+    with_drafts, without = (sum(answers_ms(lengths, (True,), 0.5, spec, begins=True)) for spec in (4, 1))
+    assert without > 1.15 * with_drafts
+    with_drafts = sum(answers_ms(lengths, RIGHT["four of five"], 0.5, 4, begins=True))
+    assert without > with_drafts
 
 
 def test_drafts_that_do_not_pay_are_left_out_and_the_log_says_so(schedule, drafting_model, monkeypatch):
