@@ -284,5 +284,6 @@ class _Job:
         moved = (p, conv, segments) if self.is_window else (None, None, None)
         launch(
             _SOURCE, "gdn_output", (-(-self.n * self.heads // _WARPS),), (32 * _WARPS,),
-            o, z, self.w.norm, y, *moved, left, self.n, *self._heads, eps, **self._constants,
+            o, z, self.w.norm, y, *moved, left, self.n, *self._heads, eps, MOVES=int(self.is_window),
+            **self._constants,
         )  # fmt: skip

@@ -49,7 +49,8 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
         for n in (1, 2, 8):
             yield "route_window.cu", router_plan(513, n).constants(BY_NAME["F32"], 2560) | {"PER_LANE": per}
     for d in HEAD_SIZES:
-        yield "gdn.cu", {"HEAD_SIZE": d, "TAPS": 4}
+        for moves in (0, 1):
+            yield "gdn.cu", {"HEAD_SIZE": d, "TAPS": 4, "MOVES": moves}
         yield "gdn_inputs.cu", {"HEAD_SIZE": d, "TAPS": 4}
         yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4}
         yield "gdn_again.cu", {"HEAD_SIZE": d, "TAPS": 4, "TOKENS": WINDOW_ROWS}

@@ -2,7 +2,7 @@
 //
 // gdn_output   a warp a (row, value head): y = (rms(o) with norm) * sigmoid(z); in a window, whose scan convolves for
 //              itself, the warps of a segment's last row also move the kept inputs, and y is left as products want it
-// Constants    HEAD_SIZE = D, TAPS
+// Constants    HEAD_SIZE = D, TAPS, MOVES (0: the kept inputs are moved by gdn_scan.cu; 32 registers a thread, not 72)
 // Shapes   p (n, 2*K*D + V*D); o, z, y (n, V*D); ops.Gdn for the rest
 #include "gdn_window.cuh"
 #include "formats.cuh"
@@ -28,16 +28,16 @@ struct Kept {
     }
 };
 
-// p null: the kept inputs are not moved here, and p, conv and segments are not used. All but `o` was written before the
-// kernel that made it.
+// p, conv and segments are not used without MOVES. All but `o` was written before the kernel that made it.
 KERNEL void __launch_bounds__(128)
     gdn_output(const float* o, const float* z, const float* w, float* y, const float* p, float* conv,
                const int* segments, PARAMETER Forms forms, int n, int key_heads, int value_heads, float eps) {
-    const long long vector = blockIdx.x * 4ll + (threadIdx.x >> 5);
-    const int row = static_cast<int>(vector / value_heads), head = static_cast<int>(vector % value_heads);
+    const u32 vector = blockIdx.x * 4 + (threadIdx.x >> 5);
+    const int row = static_cast<int>(vector / static_cast<u32>(value_heads));
+    const int head = static_cast<int>(vector - static_cast<u32>(row) * value_heads);
     const bool works = row < n;
     const int lane = threadIdx.x & 31;
-    const long long at = vector * D + lane;
+    const long long at = static_cast<long long>(vector) * D + lane;
     float v[PARTS], gate[PARTS], factor[PARTS];
     Segment s = {0, 0, 0, 0};
     Window window = {};
@@ -45,9 +45,11 @@ KERNEL void __launch_bounds__(128)
     if (works) {
 #pragma unroll
         for (int m = 0; m < PARTS; m++) gate[m] = read_early(z + at + 32 * m), factor[m] = w[lane + 32 * m];
-        if (p) s = segment_of(segments, row);
-        window = Window::of(p, nullptr, conv, (2 * key_heads + value_heads) * D, s);
-        if (row == s.end - 1) kept.load(window, head, key_heads);
+        if (MOVES) {
+            s = segment_of(segments, row);
+            window = Window::of(p, nullptr, conv, (2 * key_heads + value_heads) * D, s);
+            if (row == s.end - 1) kept.load(window, head, key_heads);
+        }
     }
     inputs_ready();
     if (!works) return;
@@ -56,6 +58,6 @@ KERNEL void __launch_bounds__(128)
     gated_norm(v, factor, gate, eps);
 #pragma unroll
     for (int m = 0; m < PARTS; m++) y[at + 32 * m] = v[m];
-    forms.leave(v, vector * PARTS, static_cast<long long>(n) * value_heads * D);
-    if (row == s.end - 1) kept.store(window, conv, head, key_heads);
+    forms.leave(v, static_cast<long long>(vector) * PARTS, static_cast<long long>(n) * value_heads * D);
+    if (MOVES && row == s.end - 1) kept.store(window, conv, head, key_heads);
 }
