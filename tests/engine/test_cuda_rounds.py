@@ -334,7 +334,14 @@ def test_rounds_find_experts_that_lie_in_ram_and_those_that_change_places(any_ca
     cache, profile = layers * experts // 2, tmp_path / "order.strp"
     write_profile(profile, Profile(layers, experts, cache, pairs))
     options = msgspec.structs.replace(
-        OPTIONS, batch=0, batch_mtp=False, expert_cache=cache, expert_profile=str(profile), adapt_every=4, adapt_swaps=2
+        OPTIONS,
+        batch=0,
+        batch_mtp=False,
+        expert_cache=cache,
+        expert_profile=str(profile),
+        adapt_every=4,
+        adapt_swaps=2,
+        adapt_min_gain=1.5,
     )
     runner = CudaRunner(Few(trunk), options, replace(draft, names=np.sort(SAID)), any_card())
     runner.warm()
