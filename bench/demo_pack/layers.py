@@ -96,8 +96,21 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :]], -1)
 
 
-def attention(u: Tensor, w: Weights, g: Geometry, rows: Rows, sparse: bool) -> tuple[Tensor, Tensor]:
-    """-> y and the indexer's loss. `sparse`: attend to the indexer's choice, else to everything visible."""
+class Asked(NamedTuple):
+    """q, k, v (B, T, heads, d) · gate (B, T, heads, d) of the output · the indexer's queries (B, T, heads, d) and the
+    keys of its blocks (B, T / block, d)
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gate: Tensor
+    index_q: Tensor
+    blocks: Tensor
+
+
+def ask(u: Tensor, w: Weights, g: Geometry, rows: Rows) -> Asked:
+    """Attention up to what it attends to."""
     b, t, _ = u.shape
     d = g.head_dim
     q, gate = F.linear(u, w["attn_q"]).view(b, t, g.heads, 2, d).unbind(3)
@@ -108,12 +121,15 @@ def attention(u: Tensor, w: Weights, g: Geometry, rows: Rows, sparse: bool) -> t
         for x, name in ((q, "q"), (k, "k"))
     )
     k, v = (x.repeat_interleave(g.heads // g.kv_heads, 2) for x in (k, v))
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    index_q, blocks = index(u.detach(), w, g, rows)
-    mask = choice(index_q.detach(), blocks.detach(), g, rows.visible) if sparse else rows.visible
-    o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], scale=d**-0.5).transpose(1, 2)
-    y = F.linear((o * torch.sigmoid(gate)).flatten(2), w["attn_output"])
-    return y, index_loss(q.detach(), k.detach(), index_q, blocks, g, rows)
+    return Asked(q, k, v, torch.sigmoid(gate), *index(u.detach(), w, g, rows))
+
+
+def answer(asked: Asked, mask: Tensor, w: Weights, g: Geometry, rows: Rows) -> tuple[Tensor, Tensor]:
+    """-> y and the indexer's loss. mask (B, T, T) bool: rows.visible, or `choice` of it."""
+    q, k, v = (x.transpose(1, 2) for x in (asked.q, asked.k, asked.v))
+    o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], scale=g.head_dim**-0.5).transpose(1, 2)
+    y = F.linear((o * asked.gate).flatten(2), w["attn_output"])
+    return y, index_loss(q.detach(), k.detach(), asked.index_q, asked.blocks, g, rows)
 
 
 def index(u: Tensor, w: Weights, g: Geometry, rows: Rows) -> tuple[Tensor, Tensor]:

@@ -24,8 +24,11 @@ from strata.bench.demo_pack.delta import CHUNK
 from strata.bench.demo_pack.layers import Rows, Weights
 
 KEPT_FLOAT = ("norm", "ssm_a", "ssm_dt.bias", "ple_conv1d", "ffn_gate_inp", "ffn_gate_inp_shexp")
-
-
+EXPERTS = (
+    "hc_ffn_norm", "hc_ffn_down", "hc_ffn_up", "hc_ffn_inject", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps",
+    "ffn_down_exps", "ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
+)  # fmt: skip
+"""A block's tensors from the experts' mixer on."""
 CHAIN_ROWS = 4
 """Of so many rows two go on from what the draft layer left itself; the others are the model's, as they mostly are where
 drafts are made."""
@@ -57,7 +60,8 @@ class Output(NamedTuple):
 
 
 class DemoModel(nn.Module):
-    """The whole model. `compiled`: compiles a function (torch.compile); applied once to each kind of layer."""
+    """The whole model. `compiled`: compiles a function (torch.compile). Applied to the parts of layers, of which all
+    layers of a kind, dense and sparse ones, use the same: each costs seconds for every length of rows."""
 
     def __init__(self, geometry: Geometry, seed: int = 0, compiled: Callable[[Any], Any] = lambda f: f) -> None:
         super().__init__()
@@ -66,7 +70,8 @@ class DemoModel(nn.Module):
         for name, shape in (geometry.shapes() | geometry.draft_shapes()).items():
             parameter = nn.Parameter(initial(name, shape, geometry, generator))
             self.register_parameter(name.replace(".", "/"), parameter)
-        self._recurrent, self._attending = compiled(recurrent_layer), compiled(attending_layer)
+        self._recurrent, self._experts = compiled(recurrent), compiled(experts)
+        self._asking, self._choice, self._answering = compiled(asking), compiled(layers.choice), compiled(answering)
         self._ple, self._head = compiled(ple_layer), compiled(head)
 
     def tensors(self) -> dict[str, nn.Parameter]:
@@ -104,21 +109,21 @@ class DemoModel(nn.Module):
         ends, table = blocks[""], blocks[""].pop("per_layer_token_embd")
         x = F.embedding(ids, ends["token_embd"]).to(self.master)[:, :, None].expand(-1, -1, g.streams, -1).contiguous()
         balance, indexer = [], []
-        for layer, recurrent in enumerate(g.recurrent):
+        for layer, is_recurrent in enumerate(g.recurrent):
             w = blocks[f"blk.{layer}"]
             if layer == g.ple_layer:
                 x = self._ple(x, layers.table_rows(ids, g, rows.position), table, blocks[f"blk.{layer}.ple"], g, rows)
-            if recurrent:
-                x, loss = self._recurrent(x, w, g, rows)
+            if is_recurrent:
+                x, loss = self._experts(self._recurrent(x, w, g, rows), only(w, EXPERTS), g, rows)
             else:
-                x, loss, taught = self._attending(x, w, g, rows, sparse)
+                x, loss, taught = self.attending(x, w, rows, sparse)
                 indexer.append(taught)
             balance.append(loss)
-        logits = self._head(x, ends, "output_hc", ends["output"], g)
+        logits = self._head(x, mixer(ends, "output_hc"), ends["output"], g)
         last, own = blocks[f"blk.{g.layers}.nextn"], blocks[f"blk.{g.layers}"]
         embedded = F.embedding(ids.roll(-1, 1), ends["token_embd"])
-        drafting = lambda x: self._attending(self.draft_input(x, embedded, last), own, g, rows, sparse)  # noqa: E731
-        drafted = lambda x: self._head(x, last, "nextn.hc_head", ends["output"], g)  # noqa: E731
+        drafting = lambda x: self.attending(self.draft_input(x, embedded, last), own, rows, sparse)  # noqa: E731
+        drafted = lambda x: self._head(x, mixer(last, "nextn.hc_head"), ends["output"], g)  # noqa: E731
         first, *losses = drafting(x)
         draft, chained = drafted(first), None
         if chain is not None:
@@ -128,6 +133,17 @@ class DemoModel(nn.Module):
             losses = [(a + b) / 2 for a, b in zip(losses, more, strict=True)]
         balance, indexer = torch.stack([*balance, losses[0]]).mean(), torch.stack([*indexer, losses[1]]).mean()
         return Output(logits, draft, balance, indexer, chained)
+
+    def attending(self, x: Tensor, w: Weights, rows: Rows, sparse: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """An attention layer: x after it, the balance loss and the indexer's."""
+        g = self.geometry
+        flat, asked = self._asking(x, w, g, rows)
+        # a view: the same tensor twice would be compiled apart from two
+        mask = rows.visible.view_as(rows.visible)
+        if sparse:
+            mask = self._choice(asked.index_q.detach(), asked.blocks.detach(), g, mask)
+        x, taught = self._answering(x, flat, asked, mask, w, g, rows)
+        return *self._experts(x, only(w, EXPERTS), g, rows), taught
 
     @property
     def master(self) -> torch.dtype:
@@ -167,16 +183,31 @@ def split(name: str) -> tuple[str, str]:
     return f"blk.{layer}{part}", leaf
 
 
-def recurrent_layer(x: Tensor, w: Weights, g: Geometry, rows: Rows) -> tuple[Tensor, Tensor]:
-    u, flat = layers.mix(x, w, "hc_attn", g.eps)
-    y = layers.delta_net(u, w, g, rows.position)
-    return experts(layers.add(x, y, flat, w["hc_attn_inject"]), w, g, rows)
+def only(w: Weights, names: tuple[str, ...]) -> Weights:
+    """So that what both kinds of layers share is the same function of the same names."""
+    return {name: w[name] for name in names}
 
 
-def attending_layer(x: Tensor, w: Weights, g: Geometry, rows: Rows, sparse: bool) -> tuple[Tensor, Tensor, Tensor]:
+def mixer(w: Weights, prefix: str) -> Weights:
+    """A mixer before a head, under one name for both heads."""
+    return {f"head_{part}": w[f"{prefix}_{part}"] for part in ("norm", "down", "up")}
+
+
+def recurrent(x: Tensor, w: Weights, g: Geometry, rows: Rows) -> Tensor:
     u, flat = layers.mix(x, w, "hc_attn", g.eps)
-    y, taught = layers.attention(u, w, g, rows, sparse)
-    return *experts(layers.add(x, y, flat, w["hc_attn_inject"]), w, g, rows), taught
+    return layers.add(x, layers.delta_net(u, w, g, rows.position), flat, w["hc_attn_inject"])
+
+
+def asking(x: Tensor, w: Weights, g: Geometry, rows: Rows) -> tuple[Tensor, layers.Asked]:
+    u, flat = layers.mix(x, w, "hc_attn", g.eps)
+    return flat, layers.ask(u, w, g, rows)
+
+
+def answering(
+    x: Tensor, flat: Tensor, asked: layers.Asked, mask: Tensor, w: Weights, g: Geometry, rows: Rows
+) -> tuple[Tensor, Tensor]:
+    y, taught = layers.answer(asked, mask, w, g, rows)
+    return layers.add(x, y, flat, w["hc_attn_inject"]), taught
 
 
 def experts(x: Tensor, w: Weights, g: Geometry, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -189,8 +220,8 @@ def ple_layer(x: Tensor, found: Tensor, table: Tensor, w: Weights, g: Geometry, 
     return x + layers.ple(x, F.embedding(found, table).flatten(2), w, g, rows.position)
 
 
-def head(x: Tensor, w: Weights, prefix: str, output: Tensor, g: Geometry) -> Tensor:
-    return F.linear(layers.mix(x, w, prefix, g.eps)[0], output)
+def head(x: Tensor, w: Weights, output: Tensor, g: Geometry) -> Tensor:
+    return F.linear(layers.mix(x, w, "head", g.eps)[0], output)
 
 
 def rows_of(

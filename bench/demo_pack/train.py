@@ -1,14 +1,15 @@
 """Train the demo pack: a leg of some minutes on one card, then a checkpoint, then the next leg.
 
     python -m strata.bench.demo_pack.train --minutes 9 --total-minutes 25 --out CKPT [--resume CKPT] [--exact FOLDER]
-        [--again] [--rate 4e-3] [--draft-rate 4e-3] [--round-from 0.7] [--seed 1] [--tokens 65536] [--workers 12]
-        [--device cuda] [--no-compile] [--smoke]
+        [--again] [--rate 4e-3] [--draft-rate 4e-3] [--round-from 0.7] [--chain-from 0.4] [--seed 1] [--tokens 65536]
+        [--workers 12] [--device cuda] [--no-compile] [--smoke]
 
 Schedule  follows the minutes that all legs of a course have spent, compiling included: warm-up, then a cosine to LAST
           of the rate; from SPARSE_FROM on attention keeps to the indexer's choice; from --round-from on the weights of
-          the 4-bit file are rounded as it rounds them
+          the 4-bit file are rounded as it rounds them; from --chain-from on every second step teaches the draft layer
+          its second and third proposals
 Courses   --again begins another one where the checkpoint is: the schedule starts anew and ends at --total-minutes,
-          attention is sparse from the start
+          attention is sparse and further proposals are learned from the start
 Resuming  from --exact (a folder that stays on the machine): weights, moments and the next batch, exactly. From --resume
           (shards under 16 MiB): weights rounded to bfloat16, moments from zero, so the rate is warmed up once more; the
           schedule, the seed and the next batch are exact
@@ -49,6 +50,7 @@ WARM_STEPS = 150
 LAST = 0.02
 SPARSE_FROM = 0.35
 ROUND_FROM = 0.7
+CHAIN_FROM = 0.4
 PROBES = 64
 LOG_EVERY = 50
 JUDGED_BATCHES = 4
@@ -105,10 +107,11 @@ class Training:
         rate: float = RATE,
         round_from: float = ROUND_FROM,
         draft_rate: float | None = None,
+        chain_from: float = CHAIN_FROM,
     ) -> None:
         self.geometry, self.seed, self.device, self.rate = geometry, seed, torch.device(device), rate
         self.draft_rate = rate if draft_rate is None else draft_rate
-        self.round_from = round_from
+        self.round_from, self.chain_from = round_from, chain_from
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.model = DemoModel(geometry, seed, compiled).to(self.device)
         self.objective = Objective(compiled)
@@ -184,8 +187,7 @@ class Training:
             for group in optimizer.param_groups:
                 group["lr"] = share * (self.draft_rate if group["draft"] else self.rate)
         tokens = self.on_device(batch)
-        turn, other = divmod(self.step, CHAIN_EVERY)
-        out = self.forward(tokens, progress, None if other else turn % CHAIN_ROWS)
+        out = self.forward(tokens, progress, self.chain(progress))
         losses = self.objective(out, tokens)
         losses.total.backward()
         self.clip(list(self.model.parameters()))
@@ -196,6 +198,11 @@ class Training:
         self.warm_step += 1
         self.tokens += batch.ids.size
         return Losses(*(x.detach() for x in losses))
+
+    def chain(self, progress: float) -> int | None:
+        """The first row of this step that makes a second proposal; None when the step learns no further ones."""
+        turn, other = divmod(self.step, CHAIN_EVERY)
+        return turn % CHAIN_ROWS if not other and (progress >= self.chain_from or self.course > 0) else None
 
     def judged(self, batches: Iterable[Batch], progress: float) -> dict[str, Any]:
         """Judged.page over these batches together, by the functions as they are compiled for learning."""
@@ -305,6 +312,12 @@ def parse(words: list[str] | None) -> argparse.Namespace:
         default=ROUND_FROM,
         help="share of the course from which weights are rounded to 4 bits",
     )
+    arguments.add_argument(
+        "--chain-from",
+        type=float,
+        default=CHAIN_FROM,
+        help="share of the course from which second and third drafts are learned (--again: from its start)",
+    )
     arguments.add_argument("--tokens", type=int, default=65_536, help="of a step")
     arguments.add_argument("--workers", type=int, default=12, help="processes that make batches; 0: none")
     arguments.add_argument("--device", default="cuda")
@@ -319,7 +332,8 @@ def begin(given: argparse.Namespace) -> Training:
     torch._dynamo.config.cache_size_limit = COMPILED_KINDS
     compiled = (lambda f: f) if given.no_compile else partial(torch.compile, dynamic=False)
     geometry = SMOKE if given.smoke else Geometry()
-    training = Training(geometry, given.seed, given.device, compiled, given.rate, given.round_from, given.draft_rate)
+    rates = (given.rate, given.round_from, given.draft_rate, given.chain_from)
+    training = Training(geometry, given.seed, given.device, compiled, *rates)
     if given.exact and (given.exact / EXACT).exists():
         training.load_exact(given.exact / EXACT)
     elif given.resume:

@@ -238,6 +238,22 @@ def test_exact_resuming_learns_what_one_run_learns(tmp_path):
         assert torch.equal(second.model.tensors()[name], p), name
 
 
+def test_further_drafts_wait_for_a_model_that_moves_less_and_not_in_another_course():
+    training = train.Training(SMOKE, 1, "cpu", lambda f: f, chain_from=0.4)
+    batch = aligned(STREAM.batch(0), SMOKE.block, END)
+    assert not training.learn(batch, 0.39).by_depth.any()
+    training.step = 2
+    assert training.learn(batch, 0.4).by_depth[1].all()
+    assert not training.learn(batch, 0.4).by_depth.any()
+    found = []
+    for step in range(10):
+        training.step = step
+        found.append(training.chain(0.5))
+    assert found == [0, None, 1, None, 2, None, 3, None, 0, None]
+    training.step, training.course = 2, 800.0
+    assert training.chain(0.0) == 1
+
+
 def test_the_draft_layer_alone_follows_a_rate_of_its_own():
     training = train.Training(SMOKE, 1, "cpu", lambda f: f, rate=0.0, draft_rate=1e-2)
     before = {name: p.detach().clone() for name, p in training.model.tensors().items()}
@@ -269,6 +285,28 @@ def test_another_course_has_a_schedule_of_its_own(tmp_path):
     assert state["course"] == pytest.approx(state["pages"][0]["seconds"], abs=0.06) and len(state["pages"]) == 2
     with pytest.raises(ValueError, match=r"--total-minutes 0\.001 leaves none"):
         train.main([*common, "--total-minutes", "0.001", "--resume", str(tmp_path)])
+
+
+def test_nothing_is_compiled_twice_for_one_length():
+    """Each costs ten seconds of a card: not for judging, not for further drafts, not for rounded weights."""
+    names: list[str] = []
+
+    def compiled(f):
+        def backend(graph, inputs):
+            names.append(f.__name__)
+            return graph.forward
+
+        return torch.compile(f, dynamic=False, backend=backend)
+
+    training = train.Training(SMOKE, 1, "cpu", compiled)
+    training.dtype = torch.bfloat16  # as on a card: grouped products
+    batch = aligned(STREAM.batch(0), SMOKE.block, END)
+    for step, progress in enumerate((0.0, 0.0, 0.5, 0.5, 0.9, 0.9)):
+        training.step = step
+        training.learn(batch, progress)
+    training.judged([batch], 1.0)
+    once = {"recurrent", "experts", "asking", "answering", "choice", "ple_layer", "head", "cross_entropy"}
+    assert sorted(names) == sorted(once)
 
 
 @pytest.mark.gpu
