@@ -8,6 +8,10 @@ Errors   RuntimeError for logits that are not finite
 
 from __future__ import annotations
 
+from typing import Final
+
+import numpy as np
+
 from strata.engine.model.model import Model
 from strata.engine.model.rounds import Rounds
 from strata.engine.model.rows import Rows
@@ -15,6 +19,9 @@ from strata.engine.model.window import Draw, Ticket, Windows, penalises
 from strata.engine.schedule.ports import Row
 from strata.engine.state.pages import OutOfPages
 from strata.engine.state.slots import StatePool
+
+_FOUND: Final = np.zeros(1, np.int32)
+"""In place of a draft that only the card knows."""
 
 
 class CardRounds:
@@ -32,19 +39,23 @@ class CardRounds:
         return self._rounds.most if self._drafter.book.follows(row.slot) and not penalises(row.how) else 0
 
     def begin(self, row: Row, draw: Draw, after: int | None) -> Ticket | None:
-        """A round of the row's newest token and drafts; None: the draft layer has no room. after: as `Runner.round`.
+        """A round of the row's newest token and drafts, or a draft that the layer finds now, where that token was
+        sampled behind a read; None: the draft layer has no room. after: as `Runner.round`.
 
         ValueError for rows that do not fit the state, OutOfPages.
         """
-        rows = Rows.of([(row.slot, row.position, row.fed)])
+        slot, book = row.slot, self._drafter.book
+        begins = not row.drafts and row.position + 2 <= self._state.max_context and self._drafter.begins(slot)
+        rows = Rows.of([(slot, row.position, np.append(row.fed, _FOUND) if begins else row.fed)])
         self._model.check(rows, self._state)
-        fed, slot, book = len(row.drafts), row.slot, self._drafter.book
+        fed = len(rows) - 1
         leaves = self._rounds.leaves(fed, after or max(1, fed))
-        held = book.state.length(slot) if book.fits(slot, 1 + fed) else 0
-        if held + fed + leaves > book.most:
+        held = book.state.length(slot) if book.fits(slot, begins + 1 + fed) else 0
+        if held + begins + fed + leaves > book.most:
             return None
         self._state.reserve(slot, 1 + fed)
-        return self._windows.round(rows, draw, leaves)
+        draft = self._drafter.begin(slot, int(row.tokens[-1])) if begins else None
+        return self._windows.round(rows, draw, leaves, draft)
 
     def behind_window(self, slot: int, position: int, draw: Draw, after: int) -> Ticket | None:
         """A round without drafts behind a window of the slot that is under way and has been counted; `position`: of the

@@ -34,6 +34,10 @@ class DraftBook:
         """Which sequence the model holds there; a proposal for another one is void."""
         return self._model.epoch(slot)
 
+    def held(self, slot: int) -> int:
+        """Tokens that the model holds there."""
+        return self._model.length(slot)
+
     def place(self, slot: int, n: int) -> int:
         """The position of the next of n rows, with room for all of them; 0 when it begins again."""
         if n > self.most:

@@ -1,6 +1,7 @@
 """Drafting on a card: the draft layer behind prompt chunks, inside of verify windows, and step by step.
 
     drafter.read(slot, tokens, x)                 # behind a prompt chunk, of residuals that the pass has left
+    drafter.begin(slot, token)                    # a draft behind the first token after it, which stays on the card
     drafter.behind(x, ids, rows)                  # part of a verify window's graph: a draft behind every row
     drafter.kept(slot, row, n, at, id, p)         # what the host has decided: n rows of a slot stay
     drafter.propose(slot, at, most, min_p)        # the first is there; each further one is a captured step
@@ -110,6 +111,7 @@ class CardDrafter:
         self._staging = Staging(driver, 4 * max(2 * most_rows, _STEP_INTS))
         self._graphs: dict[int | None, Graph] = {}
         self._budget = spec.index_budget
+        self._last_read: tuple[int, int, int] | None = None  # slot, epoch, tokens: its last residual is `_fed`
         self.pass_rows = min(DRAFT_ROWS, book.most)
         self._proposals: dict[int, _Proposal] = {}
 
@@ -123,6 +125,25 @@ class CardDrafter:
             place = self.book.place(slot, len(ids))
             self.pass_over(Rows.of([(slot, place, ids)]), x[begin : begin + len(ids)])
             self.book.keep(slot, len(ids))
+        self._device.copy(self._fed, x[len(tokens) - 1 : len(tokens)])
+        self._last_read = self._standing(slot)
+
+    def begins(self, slot: int) -> bool:
+        """Whether nothing but the sampling of a token has come behind a read of this slot."""
+        return self.book.follows(slot) and self._last_read == self._standing(slot)
+
+    def begin(self, slot: int, token: int) -> Array:
+        """Where it `begins`, with room for a row: the row of the read's last token, which `token` follows. -> where a
+        draft of what follows that will be, int32 (1,); nobody waits for it."""
+        place = self.book.place(slot, 1)
+        self._last_read = None
+        self._staging.upload(self._step, np.array([token, place, slot], np.int32))
+        self._step_at(place)
+        self.book.keep(slot, 1)
+        return self._said[:1]
+
+    def _standing(self, slot: int) -> tuple[int, int, int]:
+        return slot, self.book.epoch(slot), self.book.held(slot)
 
     def pass_over(self, rows: Rows, x: Array) -> None:
         """The layer over rows that are on the host; `place` has made room for them."""
@@ -136,6 +157,7 @@ class CardDrafter:
         """A verify window begins with so many rows of each slot, in order: say where they are."""
         places = [self.book.place(slot, n) + np.arange(n, dtype=np.int32) for slot, n in slots]
         positions = np.concatenate(places)
+        self._last_read = None
         self._staging.upload(self._positions[: len(positions)], positions)
         self._proposals = {slot: replace(one, row=None) for slot, one in self._proposals.items()}
 
@@ -171,6 +193,7 @@ class CardDrafter:
         """A round begins with rows of a slot that the host knows: say where they are."""
         place = self.book.place(slot, rows)
         self.book.state.reserve(slot, rows + steps)
+        self._last_read = None
         self._staging.upload(self._positions, place + np.arange(len(self._positions), dtype=np.int32))
         self._proposals = {slot: replace(one, row=None) for slot, one in self._proposals.items()}
 
@@ -204,6 +227,7 @@ class CardDrafter:
         if first.row is None or most < 2 or p < min_p:
             return found
         self.book.state.reserve(slot, most - 1)
+        self._last_read = None
         self._device.copy(self._fed, self._carry[first.row : first.row + 1])
         self._staging.upload(self._step, np.array([first.ids[0], begin, slot], np.int32))
         at_once = most - 1 if min_p <= 0 else 1  # without a bar there is nothing to wait for in between
@@ -226,18 +250,22 @@ class CardDrafter:
     def _stepped(self, place: int, n: int) -> list[tuple[int, float]]:
         """n steps from what is in the buffers, the first at `place`: tokens, and how likely they are."""
         for i in range(n):
-            bound = self._budget if place + i < self._budget < self.book.most else None
-            if bound not in self._graphs:
-                work = partial(self._compute_step, bound, self._said[:1], self._said[1:].view(np.float32))
-                work()
-                self._graphs[bound] = self._device.driver.capture(work)
-            else:
-                self._graphs[bound].launch()
+            self._step_at(place + i)
             self._downloads[i]()
         self._event.record()
         self._event.wait()
         landed = self._landings[:n]
         return list(zip(landed[:, 0].tolist(), landed[:, 1].view(np.float32).tolist(), strict=True))
+
+    def _step_at(self, place: int) -> None:
+        """A step at a place from what is in the buffers; its draft, and how likely that is, go to `_said`."""
+        bound = self._budget if place < self._budget < self.book.most else None
+        if bound in self._graphs:
+            self._graphs[bound].launch()
+            return
+        work = partial(self._compute_step, bound, self._said[:1], self._said[1:].view(np.float32))
+        work()
+        self._graphs[bound] = self._device.driver.capture(work)
 
     def _compute_step(self, bound: int | None, ids: Array, p: Array) -> None:
         """The work of a step, which leaves token, position and residual of the next one where it reads them.

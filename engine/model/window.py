@@ -290,10 +290,15 @@ class Windows:
         if key not in self._replays:
             self._replays[key] = self._graph_of(work, "states are taken back")
 
-    def round(self, rows: Rows, draw: Draw, leaves: int) -> Ticket:
+    def round(self, rows: Rows, draw: Draw, leaves: int, draft: Array | None = None) -> Ticket:
         """Run a round from the host, of one slot's known token and drafts. draw: how its tokens are sampled, without
-        penalties. The state and the draft layer's pages have room, the latter also for leaves - 1 rows more."""
+        penalties. The state and the draft layer's pages have room, the latter also for leaves - 1 rows more.
+
+        draft: where the token of the second row lies on the card, which the host does not know; int32 (1,)
+        """
         self._enter(rows)
+        if draft is not None:
+            self._device.copy(self._buffers.inputs[1:2], draft)
         ((slot, begin, end),) = rows.segments.tolist()
         self._enter_round(slot, draw, end - begin, leaves)
         return self._run(self.round_layout(end - begin - 1, leaves, int(rows.positions[0])))

@@ -180,6 +180,7 @@ def test_rounds_draft_and_keep_what_verify_windows_do(runner, most):
     found = []
     for slot in (1, 0):
         tokens, said = begin(runner, prompt(22, 6), GREEDY, slot), []
+        tokens += runner.window([row(tokens, GREEDY, slot=slot)], False)  # behind a prompt rounds have a draft more
         if slot:
             drafts: tuple[int, ...] = ()
             while len(said) < 12:
@@ -193,6 +194,28 @@ def test_rounds_draft_and_keep_what_verify_windows_do(runner, most):
                 said.append((list(tokens), runner.propose(row(tokens, GREEDY), most, 0.0)))
         found.append((said, runner.drafter.book.state.digest(slot)))
     assert found[0] == found[1]
+
+
+def test_the_first_round_behind_a_prompt_has_a_draft_that_its_last_token_gives(runner):
+    """The layer's memory is that of a prompt which holds the first token too; behind anything else there is none."""
+    ids, drafter = prompt(CHUNK - 4, 5), runner.drafter
+    whole, states = plain(runner, ids, GREEDY, 3)
+    tokens = begin(runner, ids, GREEDY)
+    assert drafter.begins(0) and not drafter.begins(1)
+    drafter.begin(0, tokens[-1])
+    begun = drafter.book.state.digest(0)
+    begin(runner, np.array(tokens), GREEDY, 1)
+    assert drafter.book.state.digest(1) == begun and not drafter.begins(0)
+
+    tokens = begin(runner, ids, GREEDY)
+    one = runner.round(row(tokens, GREEDY), 1)
+    tokens += one.tokens
+    assert one.drafts == 1 and tokens == whole[: len(tokens)]
+    assert runner.state.state_bytes(0) == states[len(one.tokens)]
+
+    tokens = begin(runner, ids, GREEDY)
+    tokens += runner.window([row(tokens, GREEDY)], False)
+    assert runner.round(row(tokens, GREEDY), 1).drafts == 0
 
 
 def test_rounds_end_where_the_context_does(runner):
