@@ -3,9 +3,11 @@
     strata-bench draft-test --pack model.gguf --drafts="--mtp model-mtp.gguf --spec 4" [-n 20] [--batch 4]
 
 Held-out problems of the demo pack, task by task, are answered greedily and sampled: by an engine without drafts, by one
-with them, and in slots. Every text must be the same, token by token. Then, per task, how many drafts the model said as
-well, how many tokens a window with drafts gave, and how many times faster the answers came than without: of each answer
-the median of --repeats times, and of a task the sum of these; in slots, the time of all prompts.
+with them, and in slots (--batch 0: not in slots; --only slots: not alone). Every text must be the same, token by token.
+Then, per task, how many drafts the model said as well, how many tokens a window with drafts gave, and how many times
+faster the answers came than without: of each answer the median of --repeats times, and of a task the sum of these; in
+slots, the time of all prompts. An engine tells milliseconds of an answer to a tenth: answers of a few tokens want a
+larger -n.
 
 Exit code 1 when a text differs, or a task is slower than --floor times the engine without drafts.
 """
@@ -49,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", nargs="+", choices=SCORED, default=list(SCORED), metavar="TASK", help="(all)")
     parser.add_argument("-n", "--n", type=int, default=12, help="prompts of each task (12)")
     parser.add_argument("--repeats", type=int, default=3, help="times that all prompts are answered one by one (3)")
-    parser.add_argument("--batch", type=int, default=4, help="slots of the runs in slots; 0: none (4)")
+    parser.add_argument("--batch", type=int, default=4, help="slots of the runs in slots, 2 to 8; 0: no such runs (4)")
+    parser.add_argument("--only", choices=("alone", "slots"), help="run these only (both, --batch 0: alone)")
     parser.add_argument("--longest", type=int, default=SIZES[-1], help=f"tokens of the longest prompts ({SIZES[-1]})")
     parser.add_argument("--max-new", type=int, default=200, help="tokens of an answer at most (200)")
     parser.add_argument("--floor", type=float, default=0.0, metavar="X", help="least speed of a task against none")
@@ -70,37 +73,56 @@ class Run:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    if min(args.n, args.repeats) < 1 or args.max_new < 2 or args.longest < 100 or not 0 <= args.batch <= 8:
-        console.print("wants --n and --repeats 1 or more, --max-new 2 or more, --longest 100 or more, --batch 0 to 8")
+    if (reason := refusal(args)) is not None:
+        console.print(reason)
         return 2
     launch, findings = Launch.of(args), Findings()
     todo = list(problems(Chat(vocabulary_of(launch)), args.tasks, args.n, args.longest, args.seed))
     context = max(512, max(len(problem.prompt.ids) for problem in todo) + args.max_new + SPARE_TOKENS)
-    options = ("--max-context", str(context))
-    device = ""
+    slots = args.batch if args.only != "alone" else 0
+    devices: set[str] = set()
     for name, keys in KEYS.items():
-        without = answers(launch, options, todo, keys, args)
-        withal = answers(launch, (*options, *args.drafts), todo, keys, args)
-        device = withal.device
-        compare(findings, f"{name}, alone", todo, withal, without)
-        if args.batch > 1:
-            slots, by_slots = ("--batch", str(args.batch)), f"{name}, {args.batch} slots"
-            bare = answers(launch, (*options, *slots), todo, keys, args)
-            drafted = answers(launch, (*options, *args.drafts, "--batch-mtp", *slots), todo, keys, args)
-            compare(findings, by_slots, todo, drafted, without)
+
+        def ask(*options: str, keys: SamplingKeys = keys) -> Run:
+            found = answers(launch, ("--max-context", str(context), *options), todo, keys, args)
+            devices.add(found.device)
+            return found
+
+        plain = None
+        if args.only != "slots":
+            plain, withal = ask(), ask(*args.drafts)
+            compare(findings, f"{name}, alone", todo, withal, plain)
+            for task in args.tasks:
+                places = [i for i, problem in enumerate(todo) if problem.sample.task == task]
+                ends = (each.of(places, len(todo)) for each in (withal, plain))
+                note(findings, f"{task}, {name}", *ends, args.floor)
+        if slots:
+            of_slots, by_slots = ("--batch", str(slots)), f"{name}, {slots} slots"
+            bare, drafted = ask(*of_slots), ask(*args.drafts, "--batch-mtp", *of_slots)
+            compare(findings, by_slots, todo, drafted, plain or bare)
             note_slots(findings, by_slots, drafted, bare)
-        for task in args.tasks:
-            places = [i for i, problem in enumerate(todo) if problem.sample.task == task]
-            note(findings, f"{task}, {name}", withal.of(places, len(todo)), without.of(places, len(todo)), args.floor)
     flags = {
         "n": args.n,
         "repeats": args.repeats,
-        "batch": args.batch,
+        "batch": slots,
         "max_new": args.max_new,
         "drafts": " ".join(Path(w).name for w in args.drafts),
     }
-    flags |= {"device": device, "extra": " ".join(args.extra)}
+    flags |= {"device": " ".join(sorted(devices)), "extra": " ".join(args.extra)}
     return finish(findings.report(TOOL, launch, flags), args.json, console)
+
+
+def refusal(args: argparse.Namespace) -> str | None:
+    """What is wrong with the arguments."""
+    if min(args.n, args.repeats) < 1 or args.max_new < 2 or args.longest < 100:
+        return "wants --n and --repeats 1 or more, --max-new 2 or more, --longest 100 or more"
+    if args.batch not in (0, *range(2, 9)):
+        return f"--batch: wants 2 to 8 slots, or 0 for no runs in slots, got {args.batch}"
+    if args.only == "slots" and not args.batch:
+        return "--only slots wants some: --batch 2 to 8"
+    if args.only == "slots" and args.floor:
+        return "--only slots wants no --floor, which is one of answers alone"
+    return None
 
 
 def answers(

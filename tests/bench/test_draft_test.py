@@ -7,6 +7,8 @@ import stat
 import sys
 from pathlib import Path
 
+import pytest
+
 from strata.bench.__main__ import main
 
 PROXY = """#!{python}
@@ -57,3 +59,28 @@ def test_a_text_that_drafts_have_changed_is_noticed(packs, tmp_path):
     path.write_text(PROXY.format(python=sys.executable))
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     run(packs, tmp_path, str(path))
+
+
+def test_slots_alone_are_run_without_answers_one_by_one_and_the_other_way_round(packs, tmp_path):
+    for only, wanted in (("slots", ["2 slots"]), ("alone", ["alone"])):
+        out = tmp_path / f"{only}.json"
+        line = ["draft-test", "--pack", str(packs["tiny-f32"]), "-n", "1", "--tasks", "copy", "--repeats", "1"]
+        line += ["--longest", "160", "--max-new", "6", "--batch", "2", "--only", only, "--extra=--threads 1"]
+        line += [f"--drafts=--mtp {packs['mtp-tiny-q8_0']} --spec 3", "--json", str(out)]
+        assert main(line) == 0
+        report = json.loads(out.read_text())
+        assert [check["name"].split(", ")[1].split(":")[0] for check in report["checks"]] == wanted * 2
+        assert any("2 slots" in record["work"] for record in report["records"]) == (only == "slots")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--batch", "1"], "2 to 8 slots"),
+        (["--batch", "0", "--only", "slots"], "wants some"),
+        (["--only", "slots", "--floor", "0.97"], "wants no --floor"),
+    ],
+)
+def test_options_that_would_come_to_nothing_are_refused(packs, capsys, options, said):
+    assert main(["draft-test", "--pack", str(packs["tiny-f32"]), *options]) == 2
+    assert said in capsys.readouterr().out
