@@ -203,13 +203,23 @@ def _owning(free: int, asked: Asked, model: Model, ram: int, room: CardRoom, pla
         sizes = ()
     slotted = place(model.sizes, model.experts, sizes, order, asked.spare)
     placement, said_of_ram = _copied(asked, model, slotted, order, ram)
+    reserve, said_of_reserve = (plan.reserve, ()) if asked.alias else _kept(plan)
     said = (
+        *said_of_reserve,
         *_said(free, asked, plan, placement),
         *said_of_ram,
         f"prompts: chunks of {chunk} in {shown(model.own(chunk))}, experts through a ring of {shown(ring)}",
     )
     chunks = (chunk, *(c for c in CHUNKS if c < chunk))
-    return TierPlan(placement, ring, staging, chunks, plan.reserve, said, mixer_rows, None, workspace + ring)
+    return TierPlan(placement, ring, staging, chunks, reserve, said, mixer_rows, None, workspace + ring)
+
+
+def _kept(plan: CardPlan) -> tuple[int, tuple[str, ...]]:
+    """What stays free: of the reserve, own buffers that step down take all but KEPT_FREE."""
+    if plan.free >= plan.reserve:
+        return plan.reserve, ()
+    kept = min(plan.reserve, KEPT_FREE)
+    return kept, (f"reserve: prompts take some of it, {shown(plan.free)} of {shown(plan.reserve)} stay free",)
 
 
 def _borrowing(
