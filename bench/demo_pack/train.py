@@ -57,8 +57,8 @@ JUDGED_BATCHES = 4
 CHAIN_EVERY = 2
 """Of so many steps one learns the second and the third draft, which is a fifth more work (counted at 1,024 and 4,608
 tokens)."""
-RESERVE_S = 25.0
-"""Of a leg, for judging and saving."""
+RESERVE_S = 8.0
+"""Of a leg, for judging and saving, which take 2 to 3 s (H200, 2026-11-30)."""
 EXACT = "exact.pt"
 COMPILED_KINDS = 64
 """Kinds of arguments that one function may be compiled for; there are few: two lengths, dense and sparse."""
