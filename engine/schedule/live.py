@@ -200,7 +200,7 @@ class Path:
     def _plain_window(self, rows: list[Row], decoding: list[Decoding], waits: bool) -> list[tuple[Decoding, list[int]]]:
         """A window without drafts. The next one is started ahead unless a read is likely to come first: behind an
         admission, whose BADM lets the next one in, none is, and it would be computed for nothing."""
-        n, begun, steady = len(rows), self._clock(), self.ahead
+        n, begun, steady = len(rows), self._clock(), self.ahead or not self.rules.ahead
         again = self.rules.ahead and not waits and not self._admitted and not self._drafted.wants(n)
         again = again and (self._work is None or self._share.is_due_again) and all(one.n_left > 1 for one in decoding)
         ids = self._runner.window(rows, again)

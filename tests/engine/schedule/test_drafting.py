@@ -553,6 +553,16 @@ def test_more_slots_than_a_window_has_rows_for_take_turns(schedule, drafting_mod
     assert all(end.drafts_offered and end.drafts_accepted == end.drafts_offered for end in ends)
 
 
+@pytest.mark.parametrize("ahead", [True, False], ids=["a card", "the host"])
+def test_slots_have_drafts_whether_or_not_windows_are_started_ahead(schedule, drafting_model, ahead):
+    clock = Clock()
+    model = drafting_model(clock, end=(), n_slots=4, n_checkpoints=1)
+    rules = DraftRules(2, 0.0, 0, slots=True)
+    path = schedule(model, clock=clock, max_context=96, drafts=rules, end_ids=(), ahead=ahead)
+    _, ends = slots(path, [request(4, 40, seed=i) for i in range(4)])
+    assert all(end.drafts_accepted > 10 for end in ends)
+
+
 def test_slots_without_drafts_say_nothing_of_them(schedule, scripted):
     _, ends = slots(schedule(scripted(n_slots=2, n_checkpoints=1)), [request(4, 6), request(5, 6)])
     assert [end.drafts_offered for end in ends] == [None, None]
