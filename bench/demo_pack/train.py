@@ -58,7 +58,7 @@ CHAIN_EVERY = 2
 """Of so many steps one learns the second and the third draft, which is a fifth more work (counted at 1,024 and 4,608
 tokens)."""
 RESERVE_S = 8.0
-"""Of a leg, for judging and saving, which take 2 to 3 s (H200, 2026-11-30)."""
+"""Of a leg, for judging and the first saving; what --exact keeps is written after it."""
 EXACT = "exact.pt"
 COMPILED_KINDS = 64
 """Kinds of arguments that one function may be compiled for; there are few: two lengths, dense and sparse."""
