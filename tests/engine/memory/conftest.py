@@ -23,6 +23,7 @@ from strata.engine.memory.profile import Profile, encode
 from strata.engine.model import resident
 from strata.engine.model.model import Model, bind
 from strata.engine.model.rows import Rows
+from strata.engine.model.stage import Stage
 from strata.engine.model.weights import rope_table
 from strata.engine.model.window import Layout, Windows
 from strata.engine.pack import Pack
@@ -234,10 +235,29 @@ class CountingDriver:
     upload = repack = download = copy = zero = synchronize = finish = wait_for = _nothing
 
 
+WALKED = 8
+"""Layers of a counted pass: two of every kind, and of every kind behind another, as bytes of a workspace go."""
+_whole_pass = Stage.__call__
+
+
+def _short_pass(stage: Stage, x: Any, rows: Rows, state: StatePool) -> None:
+    _whole_pass(Stage(stage.device, stage.layers[:WALKED]), x, rows, state)
+
+
 @contextmanager
-def _figures(figures: Card) -> Iterator[None]:
-    with mock.patch.object(card, "card", lambda: figures), compile.collecting():
+def _figures(figures: Card, whole: bool) -> Iterator[None]:
+    """whole: passes go through all layers, which takes most of a counted start. The soak's do."""
+    with (
+        mock.patch.object(card, "card", lambda: figures),
+        mock.patch.object(Stage, "__call__", _whole_pass if whole else _short_pass),
+        compile.collecting(),
+    ):
         yield
+
+
+@pytest.fixture
+def whole_passes(request: pytest.FixtureRequest) -> bool:
+    return request.node.get_closest_marker("soak") is not None
 
 
 class Counts(int):
@@ -247,12 +267,18 @@ class Counts(int):
 
 
 @pytest.fixture
-def counted() -> Callable[..., dict[int, Counts]]:
+def counted(whole_passes: bool) -> Callable[..., dict[int, Counts]]:
     """counted(pack, context, chunks, kv=.., figures=..) -> bytes of the workspace that the kernels' wrappers really
-    take for chunks of so many rows; 0 rows: for windows."""
+    take for chunks of so many rows; 0 rows: for windows. whole: of passes through all layers."""
 
     def count(
-        pack: Pack, context: int, chunks: list[int], kv: str = "fp32", figures: Card = H100, mixer_rows: int = 0
+        pack: Pack,
+        context: int,
+        chunks: list[int],
+        kv: str = "fp32",
+        figures: Card = H100,
+        mixer_rows: int = 0,
+        whole: bool = whole_passes,
     ) -> dict[int, Counts]:
         device, meter = CudaDevice(driver=CountingDriver()), Meter(2)
         device.mixer_rows = mixer_rows
@@ -265,7 +291,7 @@ def counted() -> Callable[..., dict[int, Counts]]:
         windows, found = Windows(model, state, device, 8), dict[int, Counts]()
         for chunk in chunks:
             state.reserve(0, max(chunk, 1))
-            with _figures(figures):
+            with _figures(figures, whole):
                 assert device.fit(lambda n=chunk: _pass(device, model, state, windows, n), 0)
             state.reset(0)
             found[chunk] = Counts(device.workspace_bytes)
@@ -285,9 +311,9 @@ def _pass(device: CudaDevice, model: Model, state: StatePool, windows: Windows, 
 
 
 @pytest.fixture
-def counting() -> Iterator[object]:
+def counting(whole_passes: bool) -> Iterator[object]:
     """A driver that only counts."""
-    with _figures(H100):
+    with _figures(H100, whole_passes):
         yield CountingDriver()
 
 
@@ -299,12 +325,12 @@ def headers_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=["counting", pytest.param("card", marks=pytest.mark.gpu)])
-def counting_or_card(request: pytest.FixtureRequest) -> Iterator[object]:
+def counting_or_card(request: pytest.FixtureRequest, whole_passes: bool) -> Iterator[object]:
     """A driver that only counts, and a real card's if asked to."""
     if request.param == "card":
         yield request.getfixturevalue("new_card")()
         return
-    with _figures(H100):
+    with _figures(H100, whole_passes):
         yield CountingDriver()
 
 

@@ -119,3 +119,11 @@ def test_a_longer_chunk_never_costs_less(full_pack):
     prices = [price(n) for n in (1, 16, 32, 100, *range(256, 8193, 256))]
     assert prices == sorted(prices)
     assert price(8192) < 3 << 30
+
+
+@pytest.mark.parametrize("kv", ["fp32", "q4_0"])
+def test_counted_passes_over_the_first_layers_take_what_passes_over_all_take(full_pack, counted, kv):
+    """Those that tests outside of the soak count."""
+    pack, chunks = open_pack(full_pack), [0, 8, 16, 300, 2048]
+    few, all_ = (counted(pack, 4096, chunks, kv=kv, whole=whole) for whole in (False, True))
+    assert few == all_ and [few[n].parts for n in chunks] == [all_[n].parts for n in chunks]

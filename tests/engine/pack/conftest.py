@@ -74,14 +74,19 @@ class Header:
 
     def add(self, name: str, shape: tuple[int, ...], kind: str) -> None:
         """A tensor of a numpy-order shape behind the last one."""
-        self.tensors.append(Entry(name, list(shape[::-1]), BY_NAME[kind].ggml_id, self.data_bytes))
+        begin = self._aligned(self.tensors[-1:])
+        self.tensors.append(Entry(name, list(shape[::-1]), BY_NAME[kind].ggml_id, begin))
 
     def entry(self, name: str) -> Entry:
         return next(t for t in self.tensors if t.name == name)
 
     @property
     def data_bytes(self) -> int:
-        end = max((t.offset + t.n_bytes for t in self.tensors), default=0)
+        return self._aligned(self.tensors)
+
+    def _aligned(self, tensors: list[Entry]) -> int:
+        """The first place behind all of these."""
+        end = max((t.offset + t.n_bytes for t in tensors), default=0)
         return -(-end // self.alignment) * self.alignment
 
     def encode(self) -> bytes:
