@@ -32,7 +32,7 @@ _ROWS_OF_A_BLOCK: Final = 2
 a lane: 475 (H200, 2026-11-29)."""
 RESIDENT_WAYS: Final = ((1, 8), (2, 4), (2, 5))
 """Rows of a team of `hyper_rows.cu` and teams of a block that has w and inject in shared memory, as compiled."""
-RESIDENT: tuple[int, int] | None = None
+RESIDENT: tuple[int, int] | None = (2, 4)
 """One of RESIDENT_WAYS for prompts of many rows; None: blocks of one team."""
 _FEWEST_ROWS: Final = 8
 """Rows of a multiprocessor from which it is worth to copy w and inject to its shared memory."""

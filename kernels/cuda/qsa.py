@@ -60,7 +60,7 @@ _SCORE_BLOCKS: Final = 528
 """Blocks of the scores of a window: four for each multiprocessor of a large card; each takes tiles in turn."""
 SCORE_TILES: Final = ((48, 3), (64, 2), (32, 4))
 """Keys of a tile of qsa_score_tile.cu, and blocks of a multiprocessor, as compiled."""
-SCORE_TILE: tuple[int, int] | None = None
+SCORE_TILE: tuple[int, int] | None = (48, 3)
 """One of SCORE_TILES; None: the tiles of qsa_score.cu."""
 _SELECT_FEW: Final = 1024
 _SELECT_MANY: Final = 256

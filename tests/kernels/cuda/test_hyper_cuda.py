@@ -227,6 +227,7 @@ def test_teams_that_share_the_weights_of_a_mix_give_the_bits_of_blocks_of_one(
     hc = target.put(replace(hc, down=random_weight(kind, 32, c * h)))
     y, beta = target.put(streams(n, h)), target.put(streams(n, c))
     results = []
+    monkeypatch.setattr(hyper, "_FEWEST_ROWS", 0)
     for ways in (None, way):
         monkeypatch.setattr(hyper, "RESIDENT", ways)
         assert bool(hyper._rows_way(cards.card(), n, c, h, True)[1]) == bool(ways)
