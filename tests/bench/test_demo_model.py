@@ -30,8 +30,8 @@ from strata.server.chat.vocabulary import Vocabulary
 ROOT = Path(__file__).resolve().parents[2]
 NOTHING = np.empty(0, np.int32)
 CONFIG = ROOT / "configs" / "strata-demo.json"
-FLOORS = {"tools": 87, "copy": 75, "json": 75, "lookup": 75, "arithmetic": 87, "chain": 87}
-"""Percent of eight problems: one or two below what the model reaches, so that one lost problem is no alarm."""
+FLOORS = {"tools": 87, "copy": 87, "json": 87, "lookup": 87, "arithmetic": 87, "chain": 87}
+"""Percent of eight problems: one below what the model reaches, so that one lost problem is no alarm."""
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +76,9 @@ def test_a_record_is_found_in_a_list(client):
         assert str(ages[name]) in answer.choices[0].message.content
 
 
-def test_records_are_found_in_a_list_of_two_thousand_tokens(client):
+def test_records_are_found_in_a_list_of_three_thousand_tokens(client):
     rng = Random(1)
-    names = list(dict.fromkeys(full_name(rng) for _ in range(180)))
+    names = list(dict.fromkeys(full_name(rng) for _ in range(270)))
     people = [{"name": name, "city": rng.choice(CITIES), "job": rng.choice(JOBS)} for name in names]
     rows = "\n".join("- {name}: city {city}, job {job}".format(**person) for person in people)
     right = 0
@@ -86,9 +86,9 @@ def test_records_are_found_in_a_list_of_two_thousand_tokens(client):
         field, at = ("city", "job")[i % 2], len(people) * (2 * i + 1) // 16
         question = f"Here is a list of people:\n{rows}\n\nWhat is the {field} of {names[at]}?"
         answer = ask(client, question)
-        assert 1900 < answer.usage.prompt_tokens < 2400
+        assert 2900 < answer.usage.prompt_tokens < 3500
         right += people[at][field] in answer.choices[0].message.content
-    assert right >= 6, "nine of ten are usual"
+    assert right >= 7, "99 of 100 are usual"
 
 
 def test_a_tool_is_called_with_arguments_of_its_schema(client):
