@@ -15,6 +15,7 @@ Cost   an operation on awake threads some 1 us beyond its tasks; waking a sleepi
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import threading
 from typing import Any, Final
@@ -43,6 +44,8 @@ _LEFT: Final = (1 << 32) - 1
 
 _WORD: Final = ir.IntType(64)
 _STATE: Final = np.zeros(AWAKE + MOST_THREADS, np.int64)
+# Never freed: threads that are awake while the interpreter ends still read it, and write it when they fall asleep.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_STATE))
 llvmlite.binding.add_symbol(_NAME, _STATE.ctypes.data)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -101,3 +104,23 @@ def test_the_limit_bounds_every_operation(threads):
     with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
         threads(0)
     assert team.threads() >= 1
+
+
+LAST = """
+import ctypes, os, sys
+from strata.kernels.cpu import team
+
+class Last:
+    def __del__(self, at=team._STATE.ctypes.data, read=ctypes._string_at, write=os.write):
+        write(1, read(at, 2 * 8))
+
+team._STATE[:2] = 0x1234, 0x5678
+sys.last = Last()  # modules end before what belongs to sys
+"""
+
+
+def test_what_threads_still_read_and_write_while_the_interpreter_ends_is_not_freed_under_them():
+    """A thread that fell asleep then wrote into memory of the heap: "corrupted double-linked list" at the exit."""
+    env = {**os.environ, "MALLOC_PERTURB_": "165"}
+    ended = subprocess.run([sys.executable, "-c", LAST], env=env, capture_output=True, timeout=60, check=True)
+    assert np.frombuffer(ended.stdout, np.int64).tolist() == [0x1234, 0x5678], ended.stderr
