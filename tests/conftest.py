@@ -23,6 +23,22 @@ HERE = Path(__file__).resolve().parent
 DATA = HERE / "data"
 
 
+FIRST = (
+    "kernels/cuda/test_compile.py",
+    "bench/test_slot_tools.py",
+    "engine/test_cuda_rounds.py",
+    "engine/test_cuda_runner.py",
+    "engine/test_machine.py",
+)
+"""The files that take longest begin, so that no worker is left with one. While the first one compiles for cards, the
+second one's engine compiles the host's kernels, which both workers would do otherwise."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    first = {HERE / name: at for at, name in enumerate(FIRST)}
+    items.sort(key=lambda item: first.get(item.path, len(FIRST)))
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: no later search for garbage walks it, and tests ask for many."""
     gc.collect()

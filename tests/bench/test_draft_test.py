@@ -24,53 +24,42 @@ sys.exit(engine.wait())
 """
 
 
-def run(packs, tmp_path: Path, exe: str | None = None) -> None:
+def drafted(packs, tmp_path: Path, code: int, *more: str) -> tuple[list[str], dict[str, bool]]:
+    """draft-test of a prompt of two tasks: what it measured, and its checks. Each of its runs starts two engines."""
     out = tmp_path / "out.json"
     line = ["draft-test", "--pack", str(packs["tiny-f32"]), "-n", "1", "--tasks", "copy", "arithmetic"]
-    line += [
-        "--repeats",
-        "1" if exe else "2",
-        "--longest",
-        "160",
-        "--max-new",
-        "12",
-        "--batch",
-        "2",
-        "--extra=--threads 1 --verify-accounts",
-    ]
-    line += [f"--drafts=--mtp {packs['mtp-tiny-q8_0']} --spec 3", "--json", str(out)]
-    line += ["--exe", exe] if exe else []
-    assert main(line) == (1 if exe else 0)
-    works = [record["work"] for record in json.loads(out.read_text())["records"]]
-    assert {f"{how}, 2 slots, speed against none" for how in ("greedy", "sampled")} <= set(works)
-    checks = {check["name"]: check["ok"] for check in json.loads(out.read_text())["checks"]}
-    assert list(checks) == [
-        f"{how}, {where}: the texts without drafts" for how in ("greedy", "sampled") for where in ("alone", "2 slots")
-    ]
-    assert all(checks.values()) is not bool(exe)
+    line += ["--longest", "160", "--max-new", "12", "--batch", "2", "--extra=--threads 1 --verify-accounts"]
+    line += [f"--drafts=--mtp {packs['mtp-tiny-q8_0']} --spec 3", "--json", str(out), *more]
+    assert main(line) == code
+    report = json.loads(out.read_text())
+    return [r["work"] for r in report["records"]], {check["name"]: check["ok"] for check in report["checks"]}
+
+
+def names(*places: str) -> list[str]:
+    return [f"{how}, {where}: the texts without drafts" for how in ("greedy", "sampled") for where in places]
 
 
 def test_the_texts_of_the_real_engine_are_equal(packs, tmp_path):
-    run(packs, tmp_path)
+    works, checks = drafted(packs, tmp_path, 0, "--repeats", "2")
+    assert {f"{how}, 2 slots, speed against none" for how in ("greedy", "sampled")} <= set(works)
+    assert list(checks) == names("alone", "2 slots") and all(checks.values())
 
 
-def test_a_text_that_drafts_have_changed_is_noticed(packs, tmp_path):
+def test_a_text_that_drafts_have_changed_is_noticed_and_slots_are_not_run_when_answers_alone_are_wanted(
+    packs, tmp_path
+):
     path = tmp_path / "wrong-engine"
     path.write_text(PROXY.format(python=sys.executable))
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    run(packs, tmp_path, str(path))
+    works, checks = drafted(packs, tmp_path, 1, "--repeats", "1", "--only", "alone", "--exe", str(path))
+    assert list(checks) == names("alone") and not any(checks.values())
+    assert not any("2 slots" in work for work in works)
 
 
-def test_slots_alone_are_run_without_answers_one_by_one_and_the_other_way_round(packs, tmp_path):
-    for only, wanted in (("slots", ["2 slots"]), ("alone", ["alone"])):
-        out = tmp_path / f"{only}.json"
-        line = ["draft-test", "--pack", str(packs["tiny-f32"]), "-n", "1", "--tasks", "copy", "--repeats", "1"]
-        line += ["--longest", "160", "--max-new", "6", "--batch", "2", "--only", only, "--extra=--threads 1"]
-        line += [f"--drafts=--mtp {packs['mtp-tiny-q8_0']} --spec 3", "--json", str(out)]
-        assert main(line) == 0
-        report = json.loads(out.read_text())
-        assert [check["name"].split(", ")[1].split(":")[0] for check in report["checks"]] == wanted * 2
-        assert any("2 slots" in record["work"] for record in report["records"]) == (only == "slots")
+def test_answers_alone_are_not_run_when_slots_are_wanted(packs, tmp_path):
+    works, checks = drafted(packs, tmp_path, 0, "--repeats", "1", "--only", "slots")
+    assert list(checks) == names("2 slots") and all(checks.values())
+    assert works and all("2 slots" in work for work in works)
 
 
 @pytest.mark.parametrize(

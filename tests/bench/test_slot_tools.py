@@ -60,9 +60,10 @@ def records_of(path: Path) -> dict[str, dict[str, Any]]:
     return {record["work"]: record for record in json.loads(path.read_text())["records"]}
 
 
-def test_eight_slots_of_150_tokens_say_what_each_prompt_says_alone(packs, tmp_path, on_device):
+@pytest.mark.parametrize("n", [65, pytest.param(150, marks=pytest.mark.soak)])
+def test_eight_slots_of_some_pages_of_tokens_say_what_each_prompt_says_alone(packs, tmp_path, on_device, n):
     out = tmp_path / "r.json"
-    argv = ["batch-test", "--pack", str(packs["odd-q8_0"]), "--batch", "8", "--max-new", "150", f"--extra={ENGINE}"]
+    argv = ["batch-test", "--pack", str(packs["odd-q8_0"]), "--batch", "8", "--max-new", str(n), f"--extra={ENGINE}"]
     assert main([*argv, *on_device, "--json", str(out)]) == 0
     checks = checks_of(out)
     for keys in ("greedy", "seeded"):
@@ -121,11 +122,19 @@ def test_long_prompts_beside_slots_giving_way_and_next_turns(packs, tmp_path, on
 def test_a_conversation_is_the_same_from_wherever_it_was_kept(packs, tmp_path, on_device):
     out = tmp_path / "r.json"
     argv = ["parking-test", "--pack", str(packs["odd-q8_0"]), "--first", "150", "--max-new", "8", "--turns", "3"]
+    argv += ["--only", "slot", "checkpoint", "ram", "disk"]
     assert main([*argv, *on_device, f"--extra={ENGINE} --prefill 32", "--json", str(out)]) == 0
     checks = checks_of(out)
     for where in ("slot", "checkpoint", "RAM", "disk"):
         assert checks[f"{where}, turn 3: reused"] and checks[f"{where}, turn 3: the state in every bit"]
-    assert checks["damaged, a byte changed at 50%: tokens reused"]
+
+
+@pytest.mark.soak  # seven engines; what each does with such a file is in tests/engine/test_parking_process.py
+def test_a_conversation_of_a_damaged_file_is_read_again(packs, tmp_path, on_device):
+    out = tmp_path / "r.json"
+    argv = ["parking-test", "--pack", str(packs["odd-q8_0"]), "--first", "150", "--max-new", "8", "--only", "damaged"]
+    assert main([*argv, *on_device, f"--extra={ENGINE} --prefill 32", "--json", str(out)]) == 0
+    assert checks_of(out)["damaged, a byte changed at 50%: tokens reused"]
 
 
 def test_parking_test_notices_that_nothing_was_kept(packs, tmp_path):
