@@ -102,10 +102,10 @@ def figure(chart: Chart) -> Figure:
         )
     for level in chart.levels:
         axes.axhline(level.y, color=INK, linestyle="--", linewidth=1)
-        place = (0.99, level.y)
+        place = (0.01, level.y)  # rates rise to the right
         axes.annotate(
             f"{level.name}: {level.y:g}", place, (0, 3), xycoords=axes.get_yaxis_transform(),
-            textcoords="offset points", ha="right", va="bottom", color=INK, fontsize=8,
+            textcoords="offset points", ha="left", va="bottom", color=INK, fontsize=8,
         )  # fmt: skip
     axes.set(title=chart.title, xlabel=chart.across, ylabel=chart.up, ylim=(0, None))
     axes.grid(color=GRID)

@@ -26,7 +26,7 @@ from strata.bench.ceilings import Ceilings, Work
 from strata.bench.report import Limit
 from strata.bench.window_launches import Launch
 from strata.engine.pack import Pack
-from strata.engine.pack.spec import ModelSpec
+from strata.engine.pack.spec import TOKEN_EMBD, ModelSpec
 from strata.kernels.cuda.arguments import address
 from strata.kernels.formats import TensorType
 from strata.kernels.kv import KV
@@ -114,7 +114,7 @@ class Limits:
     @classmethod
     def of(cls, pack: Pack, ceilings: Ceilings, rows: Pass, kv: str = "fp32") -> Limits:
         types: dict[tuple[int, int, bool], TensorType] = {}
-        for name in pack:
+        for name in sorted(pack, key=lambda name: name == TOKEN_EMBD):  # the head has its shape
             tensor = pack[name]
             if len(tensor.shape) > 1:
                 *stack, n, cols = map(int, tensor.shape)

@@ -2,7 +2,7 @@
 
 The text around the figures is in docs/performance.in.md and docs/quality.in.md; the line `<!-- figures -->` there is
 replaced by one table per results file, newest first: those of `strata-bench quality` on their page, all others on the
-other. No figure is typed by hand.
+other; `<!-- targets -->` by what must be reached beside what was. No figure is typed by hand.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any, Final
 import msgspec
 from rich.console import Console
 
-from strata.bench import quality
+from strata.bench import quality, targets
 from strata.bench.report import Limit, Record, Report
 
 MARK = "<!-- figures -->"
+AIMS: Final = "<!-- targets -->"
 QUALITY: Final = f"strata-bench {quality.TOOL}"
 
 
@@ -49,6 +50,7 @@ def page(text: str, results: Path, name: str = "performance") -> str:
     ]
     reports = [item for item in reports if (item[1].tool == QUALITY) is (name == "quality")]
     reports.sort(key=lambda item: item[1].date, reverse=True)
+    text = text.replace(AIMS, "\n".join(targets.lines(reports)))
     return text.replace(MARK, "\n\n".join("\n".join([*head(*item), *PAGES[name](item[1])]) for item in reports))
 
 

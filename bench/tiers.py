@@ -8,7 +8,8 @@ compared with those of the first. What was measured so far is in the file of `--
 `--chart` draws the rates, with the figures of `--peer` as level lines. `--from FILE` draws what was measured before,
 on a machine without a card; targets and peers may still be given:
 
-    strata-bench tiers --from tiers.json --chart docs/tiers.png --peer "tg 128, 100%*=101.6" --peer-source spec
+    strata-bench tiers --from tiers.json --chart docs/tiers.png --peer "tg 128, 100%*=101.6" --peer-source spec \\
+        --level "llama.cpp, spec, all experts on the host=15.2"      # of what no run was like
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     marks.add_arguments(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     parser.add_argument("--chart", type=Path, metavar="FILE", help="draw them there: .png or .svg (extra `chart`)")
+    parser.add_argument(
+        "--level", type=marks.peer, nargs="*", default=[], metavar="NAME=FIGURE", help="a level line more of the chart"
+    )
     parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="everything after it goes to the engine")
 
 
@@ -101,7 +105,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         reports = [marks.marked(report, args) for report in _reports(args, console)]
         code = max(finish(report, args.json, console) for report in reports)
         if args.chart:
-            chart.draw(drawn(reports), args.chart)
+            chart.draw(drawn(reports, args.level), args.chart)
             console.print(f"written: {args.chart}")
     except chart.ChartError as error:
         console.print(str(error), markup=False, soft_wrap=True)
@@ -184,9 +188,9 @@ def rates(records: Iterable[Record]) -> Iterator[Rate]:
             yield Rate(int(found["n"]), float(found["share"]), found["way"] or "", record)
 
 
-def drawn(reports: Sequence[Report]) -> chart.Chart:
-    """Rates by the share of experts in VRAM, a line a way; peers as level lines. Raises ChartError where there are
-    none, or of several cards, packs or lengths."""
+def drawn(reports: Sequence[Report], levels: Iterable[marks.Peer] = ()) -> chart.Chart:
+    """Rates by the share of experts in VRAM, a line a way; peers, and other `levels`, as level lines. Raises ChartError
+    where there are none, or of several cards, packs or lengths."""
     found = [rate for report in reports for rate in rates(report.records)]
     where = {(_card(report), _pack(report)) for report in reports}
     lengths = {rate.n for rate in found}
@@ -199,7 +203,8 @@ def drawn(reports: Sequence[Report]) -> chart.Chart:
     title = f"{pack}: decoding {length} tokens by where experts lie\n{card}, {when}"
     ways = [way for way in dict.fromkeys(rate.way for rate in found) if way]
     up = "tokens per second, median and spread of the runs"
-    return chart.Chart(title, "experts in VRAM, %", up, _lines(found, ways), _levels(found))
+    level_lines = [*_levels(found), *(chart.Level(level.of, level.figure) for level in levels)]
+    return chart.Chart(title, "experts in VRAM, %", up, _lines(found, ways), level_lines)
 
 
 def _lines(found: Sequence[Rate], ways: Sequence[str]) -> list[chart.Line]:

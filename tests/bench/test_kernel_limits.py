@@ -55,6 +55,14 @@ def test_a_product_reads_the_matrices_that_its_launch_names(pack):
     assert limits.limit([one, one]).launches == 2
 
 
+def test_a_head_of_the_tables_shape_has_its_own_type(packs):
+    pack = open_pack(packs["tiny-q4_k_m"])
+    table, head = pack["token_embd.weight"], pack["output.weight"]
+    assert table.shape == head.shape and table.type is not head.type
+    one = product("product_row", ROW, [head.shape[0]], cols=head.shape[1])
+    assert Limits.of(pack, CEILINGS, EXPERTS).label(one).endswith(head.type.name)
+
+
 def test_gate_and_up_of_experts_are_both_read_and_the_shared_expert_beside_them(pack):
     spec, gate, own = pack.spec, pack["blk.0.ffn_gate_exps.weight"], pack["blk.0.ffn_gate_shexp.weight"]
     width = spec.expert_width

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from strata.bench import marks
 from strata.bench.__main__ import main
 from strata.bench.report import Record, Report
 from strata.bench.tiers import Measured, Start, drawn, report_of, starts
@@ -68,6 +69,9 @@ def test_a_chart_drawn_later_has_every_rate_with_its_spread_and_says_of_what_and
         assert [(p.x, p.low, p.y, p.high) for p in line.points] == [(0, 8, 9, 12), (25, 33, 34, 37), (100, 89, 90, 93)]
     assert found.title == "x: decoding 8 tokens by where experts lie\nNVIDIA H200, 2026-11-30"
     assert found.levels == []
+    assert [level.name for level in drawn([read(swept(tmp_path))], [marks.Peer("all on the host", 15.2)]).levels] == [
+        "all on the host"
+    ]
 
 
 def test_peers_become_level_lines_and_stay_in_the_file_for_the_next_chart(tmp_path, capsys):
