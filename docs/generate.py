@@ -80,7 +80,8 @@ def page() -> str:
     anyway = ", ".join(map(code, sorted(environment.SO_ANYWAY)))
     parts.append(f"Accepted, with one log line that they ask for what is done here anyway: {anyway}.\n")
     nothing = sorted(environment.NO_EFFECT_SWITCHES | environment.NO_EFFECT_VALUES)
-    parts.append("Accepted, with one log line that they have no effect here: " + ", ".join(map(code, nothing)) + ".\n")
+    said = (code(name) + (f" ({environment.WHY[name]})" if name in environment.WHY else "") for name in nothing)
+    parts.append("Accepted, with one log line that they have no effect here: " + ", ".join(said) + ".\n")
     parts.append("Read by the server and its scripts: " + ", ".join(map(code, sorted(environment.ELSEWHERE))) + ".\n")
     return "\n".join(parts)
 

@@ -71,7 +71,7 @@ def _run(argv: Sequence[str], out: int) -> int:
     options = parse(argv)
     if environment.is_on(os.environ.get(environment.BATCH_MTP)):
         options = msgspec.structs.replace(options, batch_mtp=True)
-    for note in (*notes(argv), *(() if options.plan else environment.notes(os.environ))):
+    for note in (*notes(argv), *(() if options.plan else environment.notes(os.environ, options.device == "cuda"))):
         log(note)
     # Imported here: a refused command line and --help need neither NumPy nor the kernels.
     from strata.engine.memory.alias import require_alias

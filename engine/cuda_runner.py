@@ -26,7 +26,7 @@ from strata.engine.device.cuda import CudaDevice
 from strata.engine.device.driver import Array, Driver
 from strata.engine.draft.accept import n_kept
 from strata.engine.experts.adapt import AdaptRules
-from strata.engine.experts.choice import AUTO_CHUNKS
+from strata.engine.experts.choice import auto_chunks
 from strata.engine.experts.learned import Keeping
 from strata.engine.experts.plan import asked_of
 from strata.engine.experts.tier import Tier
@@ -157,7 +157,7 @@ class CudaRunner:
                 kv=options.kv,
                 kv_resident=options.resident,
                 table=options.ple_io,
-                chunks=[chunk] if chunk else AUTO_CHUNKS,
+                chunks=[chunk] if chunk else auto_chunks(options.max_context),
                 drafts=CardDrafts(
                     min(max(options.spec, 1 + options.lookup), WINDOW_ROWS),
                     draft,

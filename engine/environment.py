@@ -26,9 +26,20 @@ OWN_AUTO: Final = "STRATA_PREFILL_OWN_AUTO"
 LEND_PCT: Final = "STRATA_PREFILL_LEND_PCT"
 RESIDENT_HEADROOM: Final = "STRATA_RESIDENT_HEADROOM_GIB"
 ARENA_PIN: Final = "STRATA_ARENA_PIN_GIB"
+CACHE_HEADROOM: Final = "STRATA_EXPERT_CACHE_HEADROOM"
+RING: Final = "STRATA_PREFILL_RING"
+STREAM_MIN: Final = "STRATA_PREFILL_STREAM_MIN"
+AUTO_MAX: Final = "STRATA_PREFILL_AUTO_MAX"
 MOST_GIB: Final = 1 << 14
 """Of RAM that a variable may speak of."""
-RANGES: Final = {LEND_PCT: (1, 100), RESIDENT_HEADROOM: (0, MOST_GIB), ARENA_PIN: (0, MOST_GIB)}
+RANGES: Final[dict[str, tuple[float, float]]] = {
+    LEND_PCT: (1, 100),
+    RESIDENT_HEADROOM: (0, MOST_GIB),
+    ARENA_PIN: (0, MOST_GIB),
+    CACHE_HEADROOM: (0, 0.9),
+    RING: (2, 4096),
+    STREAM_MIN: (33, 1 << 20),
+}
 """Least and largest numbers; outside of them a variable is as if it were not there, and that is said."""
 
 
@@ -52,12 +63,34 @@ HERE: Final[dict[str, str]] = {
     "what --resident-experts would take; 0 or unset: all that VRAM lacks, or none where these do not fit",
     OWN_AUTO: "0: prompts borrow slots of the expert cache also where spare VRAM would hold buffers of their own",
     LEND_PCT: "percent of the expert cache that --prefill auto may lend to prompts, 1 to 100; 90 when unset",
+    CACHE_HEADROOM: "share of the VRAM that weights and state leave, 0 to 0.9, which stays free beside the reserve "
+    "where not all experts lie there; 0 when unset",
+    RING: "experts of the double buffer through which long prompts stream those that VRAM does not hold, both halves "
+    "together, 2 to 4096; unset: 64, and as many more as memory is spare for",
+    STREAM_MIN: "tokens of a prompt chunk from which it streams all experts of a layer that VRAM does not hold; "
+    "shorter ones read what they pick where it lies. At least 33, 1024 when unset",
     CARD_FORMS: "0: a card that holds all experts keeps the bytes of the file, not the forms of its own that take a "
     "little more memory; the text is the same, only slower",
     OVERLAP: "0: on a card of compute capability 9.0 or newer a kernel waits for the whole of the one before it, as on "
     "older cards; the text is the same, only slower",
 }
 """Variables that this engine obeys."""
+
+OF_CARD: Final = frozenset(
+    {
+        HEAD_MOVES,
+        OWN_AUTO,
+        LEND_PCT,
+        RESIDENT_HEADROOM,
+        ARENA_PIN,
+        CARD_FORMS,
+        OVERLAP,
+        CACHE_HEADROOM,
+        RING,
+        STREAM_MIN,
+    }
+)
+"""Those of them that plan or drive a card."""
 
 SO_ANYWAY: Final = _names(
     "ADMIT_MERGE_FIRST BATCH_ATTN_ROWS BATCH_GDN_GROUPS BATCH_SELF_COMMIT CKPT_POOL MMQ_DIRECT QSA_SLOTS "
@@ -78,11 +111,14 @@ NO_EFFECT_SWITCHES: Final = _names(
 NO_EFFECT_VALUES: Final = _names(
     "BATCH_YIELD_CHUNKS DEFAULTS FS_SLOTS HANDOFF_PIPE IQ_MT_MIN "
     "PIPED_READ_PIECE PIPED_DECODE_MAX_MS PIPED_DECODE_MIN_MS PIPE_ADAPT_EVERY PIPED_MTP "
-    "TEST_BELL_SLEEP_US WATCHDOG_S WATCHDOG_IO_S PREFILL_AUTO_MAX PREFILL_RING "
-    "PREFILL_STREAM_MIN OWNED_PRICE EXPERT_CACHE_HEADROOM SPLIT_MISS_MS SPLIT_COVER_B SPLIT_RING ADAPT_LAG "
+    "TEST_BELL_SLEEP_US WATCHDOG_S WATCHDOG_IO_S PREFILL_AUTO_MAX "
+    "OWNED_PRICE SPLIT_MISS_MS SPLIT_COVER_B SPLIT_RING ADAPT_LAG "
     "FETCH_THREADS"
 )
 """The same for variables with a value."""
+
+WHY: Final = {AUTO_MAX: "no prompt chunk is longer than 8192 tokens, and --prefill auto tries all up to that"}
+"""Of some of them, why."""
 
 ELSEWHERE: Final = _names(
     "ADMIT_SHORT_FIRST ADMIT_MAX_WAIT_S KEY PARALLEL_SOLO API_KEY ALLOWED_HOSTS REQUEST_LINES BATCH_TRACE "
@@ -119,8 +155,9 @@ def pins_auto(environ: Mapping[str, str]) -> bool:
     return environ.get(ARENA_PIN, "").strip() == "auto"
 
 
-def notes(environ: Mapping[str, str]) -> list[str]:
-    """The log lines about STRATA_* variables that are set but do not act as one might think, by name."""
+def notes(environ: Mapping[str, str], card: bool = True) -> list[str]:
+    """The log lines about STRATA_* variables that are set but do not act as one might think, by name. card: whether
+    the engine has one."""
     lines = []
     for name in sorted(environ):
         text = environ[name]
@@ -135,10 +172,12 @@ def notes(environ: Mapping[str, str]) -> list[str]:
         elif name in RANGES and number_of(environ, name) is None and not (name == ARENA_PIN and pins_auto(environ)):
             least, most = RANGES[name]
             lines.append(f"{name} is no number from {least} to {most}: as if it were not set")
+        elif name in OF_CARD and not card:
+            lines.append(f"{name} has no effect without --device cuda")
         elif name in SO_ANYWAY:
             lines.append(f"{name} asks for what is done here anyway")
         elif name in NO_EFFECT_SWITCHES or name in NO_EFFECT_VALUES:
-            lines.append(f"{name} has no effect here")
+            lines.append(f"{name} has no effect here" + (f": {WHY[name]}" if name in WHY else ""))
         elif name not in HERE:
             lines.append(f"{name} is no variable that this engine knows")
     return lines

@@ -27,7 +27,13 @@ AUTO_CHUNKS: Final = (8192, 4096, 2048, 1024, 512, 256, 128, 64, 32)
 RESERVE: Final = 512 * MIB
 """VRAM that batch slots and checkpoints leave free: the driver's share of graphs and kernels, and the desktop."""
 FIXED: Final = 16 * MIB
-"""VRAM of what is taken behind a loan's plan: tables of addresses, buffers of windows."""
+"""VRAM of what is taken behind a plan: tables of addresses, buffers of windows."""
+
+
+def auto_chunks(most: int) -> list[int]:
+    """Those of at most so many tokens, longest first; where all of a context is less than the longest, also that."""
+    top = min(most, AUTO_CHUNKS[0])
+    return [top, *(n for n in AUTO_CHUNKS if n < top)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,6 @@ def _stays(plain: TierPlan, lent: TierPlan, found: LoanPlan | None, head: int) -
 
 def _plan_loan(loan: Planner, tiers: Tiering, planned: TierPlan, memory: CardMemory) -> LoanPlan | None:
     """What prompts do with the head's memory."""
-    own = memory.left - planned.placement.cache_bytes - planned.staged_bytes - planned.reserve - FIXED
+    own = memory.left - planned.placement.cache_bytes - planned.staged_bytes - planned.reserve - planned.fixed
     room = tiers.loan_room(own, memory.head, min(STAYS, tiers.stream_min - 1), planned.placement)
     return loan(replace(room, beside=draft_beside(memory.drafts, DRAFT_ROWS)), tiers.price)

@@ -27,7 +27,7 @@ from strata.engine.experts.placement import (
 from strata.engine.experts.ring import BUFFERS, ring_bytes
 from strata.engine.memory.borrow import STAYS, BorrowPlan, Buffers, Windowed, own_bytes
 from strata.engine.memory.cache import DEFAULT_RESERVE
-from strata.engine.memory.card import STREAM_MIN, CardPlan, CardRoom, plan_card, staged
+from strata.engine.memory.card import RING, STREAM_MIN, CardPlan, CardRoom, plan_card, staged
 from strata.engine.memory.figures import DoesNotFit, Switches
 from strata.engine.memory.homes import homes_in, reserve_of, said_of, source_of
 from strata.engine.memory.loan import steps
@@ -42,25 +42,32 @@ CHUNKS: Final = (8192, 6144, 4096, 2048, 1024, 512, 256, 128, 64, 32)
 FEW_PART: Final = 100
 """Fewer experts in VRAM than this part of all, by number and not by use, are none where prompts have the head's memory:
 a window finds hardly one of them there, and what they take makes chunks longer."""
+IN_PLACE: Final = 2
+"""Tables of a layer before those of its rounds."""
+MATRICES, ADDRESS = 3, 8
+"""Of an expert; bytes of an address."""
 ARENA: Final = ExpertSource()
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """cache: `--expert-cache`, 0 = auto · order: of a profile, hottest first, None = by number · reserve, given: bytes
-    that stay free, and whether somebody asked for them · prefill: `--prefill`, 0 = auto · ring: its experts at most,
-    0 = as many as there is room for · pcie: of those that windows miss, the share that the card reads, None = measured
-    · threads: of the processor, which computes the others · spare: free places of a layer in RAM, for swaps that hold
-    no window up · source: where those come from that VRAM lacks · borrow: whether prompts may borrow slots · own:
-    whether they may have buffers of what is spare instead · pct: of the slots that auto may lend · alias: whether
-    prompts may have the output head's memory."""
+    that stay free, and whether somebody asked for them · free: share of what is left that does so as well · prefill:
+    `--prefill`, 0 = auto · ring: its experts, 0 = 64 and as many more as there is room for · stream_min: rows of a
+    chunk from which it streams, 0 = as the model's · pcie: of those that windows miss, the share that the card reads,
+    None = measured · threads: of the processor, which computes the others · spare: free places of a layer in RAM, for
+    swaps that hold no window up · source: where those come from that VRAM lacks · borrow: whether prompts may borrow
+    slots · own: whether they may have buffers of what is spare instead · pct: of the slots that auto may lend · alias:
+    whether prompts may have the output head's memory."""
 
     cache: int = 0
     order: tuple[Pair, ...] | None = None
     reserve: int = DEFAULT_RESERVE
     given: bool = False
+    free: float = 0.0
     prefill: int = 0
     ring: int = 0
+    stream_min: int = 0
     pcie: float | None = 1.0
     threads: int = 1
     spare: int = 0
@@ -77,7 +84,10 @@ def asked_of(options: Options, switches: Switches, order: tuple[Pair, ...] | Non
         options.expert_cache,
         order,
         *reserve_of(options),
+        switches.free,
         min(options.prefill, options.max_context),
+        switches.ring,
+        switches.stream_min,
         pcie=options.pcie_share,
         threads=options.helping_threads,
         spare=options.spare_places,
@@ -109,6 +119,12 @@ class Model:
     def largest(self) -> int:
         return max(size.n_bytes for size in self.sizes)
 
+    def tables(self, ring: int) -> int:
+        """Bytes of the addresses of all experts, for reading in place and in rounds through a ring of so many, at
+        most."""
+        rounds = -(-self.experts // max(1, ring // BUFFERS)) + 1  # those of the file are rounds of their own
+        return len(self.sizes) * (IN_PLACE + rounds) * MATRICES * self.experts * ADDRESS
+
     def own(self, chunk: int) -> int:
         """Bytes of a chunk's buffers of their own, with what a draft layer takes beside it."""
         return self.price(chunk) + self.beside(chunk)
@@ -118,7 +134,7 @@ class Model:
 class TierPlan:
     """staged_bytes: memory that windows bring experts to · chunks: to try, longest first · reserve: what stays free ·
     said: lines for the log · mixer_rows: as of `Device` · borrow: what prompts borrow, None where they have buffers of
-    their own · own_bytes: of these, ring and all."""
+    their own · own_bytes: of these, ring and all · fixed: bytes that are taken behind the plan."""
 
     placement: Placement
     ring_bytes: int
@@ -129,28 +145,52 @@ class TierPlan:
     mixer_rows: int = 0
     borrow: BorrowPlan | None = None
     own_bytes: int = 0
+    fixed: int = 0
 
 
 def plan_tiers(free: int, asked: Asked, model: Model, ram: int, fixed: int = 0) -> TierPlan:
     """In so many bytes, which all else has left. ram: bytes of RAM, which all else there has left · fixed: of the card,
-    taken behind the plan, where no workspace is made of what is left."""
+    taken behind the plan, with the tables of a ring of RING experts."""
+    kept = int(asked.free * max(0, free))
+    fixed += max(0, model.tables(asked.ring or RING) - model.tables(RING))
+    plan = replace(_plan(free - kept - fixed, asked, model, ram), fixed=fixed)
+    if not kept:
+        return plan
+    said = f"expert cache: {shown(kept)} more stay free, {asked.free:g} of what weights and state leave"
+    return replace(plan, reserve=plan.reserve + kept, said=(said, *plan.said))
+
+
+def _plan(free: int, asked: Asked, model: Model, ram: int) -> TierPlan:
+    """The same with nothing that stays free but the reserve."""
     staging = staged(free, model.largest, model.experts)
     room = _room(free - staging, asked, model)
     if not asked.borrow or asked.order is None:  # only with an order are the last slots the coldest
         return _owning(free, asked, model, ram, room, plan_card(room), staging)
+    plan, wanted = _lendable(asked, model, room, False)
+    if wanted is None:
+        return _owning(free, asked, model, ram, room, plan, staging)
+    borrowing, owning = _borrowing(free, asked, model, ram, plan, wanted, staging), plan_card(room)
+    if borrowing is None:
+        own = _owning(free, asked, model, ram, room, owning, staging)
+        if not own.placement.filed.any():
+            return own
+        plan, wanted = _lendable(asked, model, room, True)
+        borrowing = None if wanted is None else _borrowing(free, asked, model, ram, plan, wanted, staging, filed=True)
+    if borrowing is not None and not _streams_only(owning, borrowing, model):
+        return borrowing
+    return _owning(free, asked, model, ram, room, owning, staging)
+
+
+def _lendable(asked: Asked, model: Model, room: CardRoom, filed: bool) -> tuple[CardPlan, BorrowPlan | None]:
+    """The plan where prompts may borrow slots, and what they borrow if they do. filed: some experts lie in the file,
+    which come through the ring whatever a chunk's length."""
     ring = min(room.ring, ring_bytes(asked.ring or BUFFERS * model.experts, model.largest))
     stays = min(STAYS, model.most, max(1, model.stream_min - 1))  # who borrows nothing has no ring to stream through
     most = min(asked.prefill or model.most, model.most)
     own = own_bytes(model.price, stays, model.beside(stays))
-    buffers = Buffers(model.price, most, ring, model.stream_min, model.beside(most))
-    plan = plan_card(replace(room, borrow=True, own=asked.own, lent=buffers, windows=own + fixed))
-    if plan.way == "borrowed":
-        wanted = BorrowPlan(buffers, plan.layout.chunk, 0, stays, own)
-        borrowing, owning = _borrowing(free, asked, model, ram, plan, wanted, staging), plan_card(room)
-        if borrowing is not None and not _streams_only(owning, borrowing, model):
-            return borrowing
-        plan = owning
-    return _owning(free, asked, model, ram, room, plan, staging)
+    buffers = Buffers(model.price, most, ring, 0 if filed else model.stream_min, model.beside(most))
+    plan = plan_card(replace(room, borrow=True, own=asked.own, lent=buffers, windows=own))
+    return plan, BorrowPlan(buffers, plan.layout.chunk, 0, stays, own) if plan.way == "borrowed" else None
 
 
 def _streams_only(owning: CardPlan, borrowing: TierPlan, model: Model) -> bool:
@@ -175,6 +215,7 @@ def _room(free: int, asked: Asked, model: Model) -> CardRoom:
         price=model.own,
         borrow=False,
         pct=asked.pct,
+        ring_experts=asked.ring // BUFFERS * BUFFERS,
     )
 
 
@@ -223,22 +264,35 @@ def _kept(plan: CardPlan) -> tuple[int, tuple[str, ...]]:
 
 
 def _borrowing(
-    free: int, asked: Asked, model: Model, ram: int, plan: CardPlan, wanted: BorrowPlan, staging: int
+    free: int,
+    asked: Asked,
+    model: Model,
+    ram: int,
+    plan: CardPlan,
+    wanted: BorrowPlan,
+    staging: int,
+    filed: bool = False,
 ) -> TierPlan | None:
-    """Prompts borrow slots, in chunks for which RAM has room for twins beside all experts that VRAM lacks; None: it has
-    none."""
+    """Prompts borrow slots, in chunks for which RAM has room for twins: beside all experts that VRAM lacks, or, where
+    these lie in the file in any case (filed), before them. None: it has none."""
     buffers, order = wanted.buffers, _order(asked, model)
+    short = "" if filed else f" and reads of up to {wanted.stays}"
     for chunk in (c for c in steps(wanted.chunk) if c > wanted.stays):
         lent = plan.slots.tail_bytes(plan.slots.lent_for(buffers(chunk)) or 0)
         slotted = replace(place(model.sizes, model.experts, plan.slots.sizes, order, asked.spare), lendable=lent)
-        placement, said_of_ram = _copied(asked, model, slotted, order, ram)
-        if placement.filed.any():
+        if slotted.twin_bytes + slotted.spare_bytes + asked.source.kept > ram:
+            continue
+        try:
+            placement, said_of_ram = _copied(asked, model, slotted, order, ram)
+        except DoesNotFit:
+            continue
+        if placement.filed.any() and not filed:
             continue
         said = (
             *_said(free, asked, plan, placement),
             *said_of_ram,
             f"prompts: chunks of {chunk} in {shown(buffers(chunk))} of the cache, which their experts leave meanwhile "
-            f"and of which RAM has a copy; windows and reads of up to {wanted.stays} in {shown(wanted.own_bytes)}",
+            f"and of which RAM has a copy; windows{short} in {shown(wanted.own_bytes)}",
         )
         borrow = replace(wanted, chunk=chunk, lent_bytes=lent)
         return TierPlan(placement, buffers.ring, staging, (chunk,), plan.reserve, said, model.mixer_rows, borrow)

@@ -39,6 +39,7 @@ from strata.engine.experts.adapt import Swap
 from strata.engine.experts.helpers import HostExperts
 from strata.engine.experts.homes import Homes
 from strata.engine.experts.placement import Placement
+from strata.engine.experts.plan import IN_PLACE
 from strata.engine.experts.reader import FileReader, FileRound, Queue, matrices
 from strata.engine.experts.ring import Banks, Ring, Round, pieces
 from strata.engine.log import log
@@ -50,8 +51,6 @@ from strata.kernels.cuda.plans import WINDOW_ROWS
 from strata.kernels.formats import Weight
 
 REPORT_S: Final = 5.0
-IN_PLACE: Final = 2
-"""Tables of a layer before those of its rounds."""
 Bytes = npt.NDArray[np.uint8]
 
 

@@ -53,8 +53,9 @@ class Tiering:
         self._asked = asked
         floats = any(kind.is_float for name, kind in types.items() if name.endswith(EXPERTS))
         most = min(flags.MAX_CHUNK, max_context)
+        streams = asked.stream_min or stream_min
         self._model = Model(
-            tuple(sizes), spec.experts, self._price, most, floats, stream_min, beside, MIXER_ROWS, self._whole
+            tuple(sizes), spec.experts, self._price, most, floats, streams, beside, MIXER_ROWS, self._whole
         )
 
     @classmethod
@@ -144,7 +145,7 @@ class Tiering:
     def behind(self, plan: TierPlan, lent: bool) -> int:
         """Bytes that are taken behind the cache or stay free. lent: prompts have memory already."""
         own = plan.ring_bytes + self._model.own(plan.chunks[0]) if plan.borrow is None else plan.borrow.own_bytes
-        return plan.staged_bytes + plan.reserve + (0 if lent else own)
+        return plan.staged_bytes + plan.reserve + plan.fixed + (0 if lent else own)
 
     def share(self, chunk: int, beside: int = 0, mixer_rows: int = MIXER_ROWS) -> float:
         """Of a chunk's workspace, what lives for a whole pass, with so many bytes beside the pass's own."""

@@ -66,6 +66,7 @@ class CardRoom:
     pct             of the slots that auto may lend
     lent            bytes of a chunk's buffers in lent slots; None: those that it has anywhere
     windows         that windows and short reads take beside slots which prompts borrow
+    ring_experts    of the double buffer, 0 = RING
     """
 
     free: int
@@ -83,6 +84,7 @@ class CardRoom:
     pct: int = 85
     lent: Callable[[int], int] | None = None
     windows: int = 0
+    ring_experts: int = 0
 
     @property
     def largest(self) -> int:
@@ -95,7 +97,7 @@ class CardRoom:
 
     @property
     def ring(self) -> int:
-        return min(RING, 2 * self.per_layer) * self.largest
+        return min(self.ring_experts or RING, 2 * self.per_layer) * self.largest
 
     @property
     def least_chunk(self) -> int:

@@ -52,6 +52,9 @@ def switches(environ: Mapping[str, str]) -> Switches:
         headroom=_gib(environ, environment.RESIDENT_HEADROOM),
         forms=environment.card_forms(environ),
         arena_pin="auto" if environment.pins_auto(environ) else _gib(environ, environment.ARENA_PIN) or None,
+        free=environment.number_of(environ, environment.CACHE_HEADROOM) or 0.0,
+        ring=int(environment.number_of(environ, environment.RING) or 0),
+        stream_min=int(environment.number_of(environ, environment.STREAM_MIN) or 0),
     )
 
 

@@ -5,7 +5,6 @@ Units    bytes
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -53,33 +52,22 @@ class Figures:
         """Bytes of what the draft layer remembers, with so many batch slots."""
         return self.draft_slot * (1 + (n_slots if self.draft_in_slots else 0))
 
-    def hot(self) -> tuple[int, ...]:
-        """Bytes of the experts that the cache may hold: those of the profile, or all."""
-        if self.profile is None:
-            return tuple(size for size in self.sizes.experts for _ in range(self.sizes.per_layer))
-        return tuple(self.sizes.experts[layer] for layer, _ in self.profile)
-
-    def cold(self) -> tuple[int, ...]:
-        """Bytes of those that the profile does not name."""
-        if self.profile is None:
-            return ()
-        named = Counter(layer for layer, _ in self.profile)
-        return tuple(
-            size for layer, size in enumerate(self.sizes.experts) for _ in range(self.sizes.per_layer - named[layer])
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Switches:
     """What the environment may change. lend_pct: None = by how the experts lie in RAM · headroom: None = 4 GiB · forms:
     whether experts may have forms of the card's own · arena_pin: bytes of an arena that are page-locked at most, None =
-    all of it"""
+    all of it · free: share of what weights and state leave that stays free beside the reserve · ring: its experts, 0 =
+    64 and what is spare · stream_min: rows of a chunk from which it streams, 0 = 1024"""
 
     own: bool = True
     lend_pct: int | None = None
     headroom: int | None = None
     forms: bool = True
     arena_pin: int | Literal["auto"] | None = None
+    free: float = 0.0
+    ring: int = 0
+    stream_min: int = 0
 
 
 @dataclass(frozen=True, slots=True)

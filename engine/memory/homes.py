@@ -11,8 +11,8 @@ from typing import Final
 
 from strata.engine.device.arena import GIB, MIB, shown
 from strata.engine.memory import ram
-from strata.engine.memory.cache import DEFAULT_RESERVE, Slots
-from strata.engine.memory.figures import DoesNotFit, Figures, Switches
+from strata.engine.memory.cache import DEFAULT_RESERVE
+from strata.engine.memory.figures import DoesNotFit, Switches
 from strata.engine.options import Options
 
 STAGING: Final = 256 * MIB
@@ -48,18 +48,6 @@ def conversation_cache(options: Options) -> ram.ConversationCache:
         options.prompt_cache,
         options.serve,
     )
-
-
-def expert_homes(
-    figures: Figures, source: ram.ExpertSource, slots: Slots, lent: int, available: int
-) -> ram.ExpertHomes:
-    """Where the experts are that VRAM does not hold, or not while a prompt is read.
-
-    `available` is what is left behind the budget of parked conversations.
-    """
-    hot = figures.hot()
-    missing, lent_sizes = [*hot[len(slots) :], *figures.cold()], hot[len(slots) - lent : len(slots)][::-1]
-    return homes_in(source, missing, lent_sizes, available)
 
 
 def homes_in(source: ram.ExpertSource, missing: Iterable[int], lent: Iterable[int], available: int) -> ram.ExpertHomes:

@@ -21,14 +21,14 @@ from strata.engine import flags
 from strata.engine.device.arena import GIB, MIB, shown
 from strata.engine.device.base import Memory
 from strata.engine.device.cuda import TABLES
-from strata.engine.experts.choice import AUTO_CHUNKS, RESERVE
+from strata.engine.experts.choice import RESERVE, auto_chunks
 from strata.engine.experts.tiering import Tiering
 from strata.engine.memory import alias, ram
 from strata.engine.memory.cache import Slots
 from strata.engine.memory.card import CardPlan
 from strata.engine.memory.figures import DoesNotFit, Figures, Line, MemoryPlan, Shortfall, Switches
 from strata.engine.memory.forms import takes_forms
-from strata.engine.memory.homes import STAGING, conversation_cache, expert_homes, said_of, source_of
+from strata.engine.memory.homes import STAGING, conversation_cache, said_of, source_of
 from strata.engine.memory.price import Price, prompt_shape
 from strata.engine.memory.prompt import own_layout
 from strata.engine.memory.sizes import rope_bytes
@@ -83,15 +83,16 @@ def _tiered(
     tables = table_bytes(figures, options, 1 + slots.n_slots, slots.n_checkpoints)
     state = _state(figures, options, slots)
     ram_left = figures.ram.free - slots.streamed_bytes - (figures.sizes.table - table)
-    found = card_of(figures, options, tiers, left - _sum(state) - tables, ram_left)
+    source = source_of(options, switches)
+    found = card_of(figures, options, tiers, left - _sum(state) - tables, ram_left, source)
     lines = [
         *_noted(always, found.card, tables + found.fixed),
         *state,
         Line("n-gram table", "VRAM", table),
         Line("experts brought over", "VRAM", found.staged, "from RAM for a window, before its products"),
-        *_card_lines(figures, found.card),
+        *_card_lines(figures, found.card, found.homes.mapped_bytes > 0),
     ]
-    return _with_ram(figures, options, switches, lines, slots, found.card, table, found.spare)
+    return _with_ram(figures, options, source, lines, slots, found.card, table, found.homes, found.spare)
 
 
 def _noted(always: list[Line], card: CardPlan, tables: int) -> list[Line]:
@@ -124,14 +125,15 @@ def _whole(
         Line("forms of weights", "VRAM", forms, _FORMS),
         *_card_lines(figures, card),
     ]
-    return _with_ram(figures, options, switches, lines, slots, card, table, 0)
+    source = source_of(options, switches)
+    return _with_ram(figures, options, source, lines, slots, card, table, source.homes((), (), 0), 0)
 
 
 def _whole_card(figures: Figures, options: Options, left: int) -> CardPlan:
     """All experts, and the longest chunk in what is left behind them."""
     price = Price(prompt_shape(figures.spec, figures.types, options.max_context))
     asked = min(options.prefill, options.max_context)
-    chunks = [asked] if asked else [n for n in AUTO_CHUNKS if n <= options.max_context] or [options.max_context]
+    chunks = [asked] if asked else auto_chunks(options.max_context)
     layout = own_layout(next((n for n in chunks if price(n) <= left - RESERVE), 0), price)
     if not layout.chunk:
         raise DoesNotFit(
@@ -177,14 +179,14 @@ def _table_in_vram(figures: Figures, options: Options, left: int, one: int) -> i
     return table if options.ple_io == "auto" and everything <= left else 0
 
 
-def _card_lines(figures: Figures, card: CardPlan) -> list[Line]:
-    """Cache, prompt path, and what stays free."""
+def _card_lines(figures: Figures, card: CardPlan, filed: bool = False) -> list[Line]:
+    """Cache, prompt path, and what stays free. filed: some experts lie in the file."""
     layout = card.layout
     parts = [f"chunks of {layout.chunk}, {card.way}"]
     parts += [f"{layout.lent} slots lent ({shown(layout.lent_bytes)})"] if layout.lent else []
     parts += [f"{shown(layout.head_bytes)} of the head"] if layout.head_bytes else []
     parts += [f"a ring of {shown(card.ring)}"] if card.ring else []
-    parts += ["short reads borrow nothing"] if card.windows else []
+    parts += ["short reads borrow nothing"] if card.windows and not filed else []
     free = f"reserve {card.reserve // MIB} MiB" + (", LOW" if card.free < LOW else "")
     return [
         Line("expert cache", "VRAM", card.slots.n_bytes, f"{len(card.slots)} of {figures.sizes.pairs} experts"),
@@ -199,11 +201,12 @@ def _card_lines(figures: Figures, card: CardPlan) -> list[Line]:
 def _with_ram(
     figures: Figures,
     options: Options,
-    switches: Switches,
+    source: ram.ExpertSource,
     of_card: list[Line],
     slots: SlotPlan,
     card: CardPlan,
     table: int,
+    homes: ram.ExpertHomes,
     spare: int,
 ) -> MemoryPlan:
     """The plan of a card completed by that of RAM, where swaps have places of so many `spare` bytes."""
@@ -218,8 +221,6 @@ def _with_ram(
         Line("places for swaps", "RAM", spare, "page-locked"),
     ]
     free = figures.ram.free - _sum(fixed)
-    source = source_of(options, switches)
-    homes = expert_homes(figures, source, card.slots, card.layout.lent, max(0, free))
     kept, not_locked = source.kept, said_of(source, homes, free)
     copies = homes.copy_bytes + homes.lent_copy_bytes
     note = f"{homes.source}: {homes.copies} of {homes.missing} that VRAM does not hold"

@@ -18,7 +18,7 @@ import numpy as np
 
 from strata.engine.device.arena import shown
 from strata.engine.device.meter import Meter
-from strata.engine.experts.choice import FIXED, CardMemory, Choice, choose
+from strata.engine.experts.choice import CardMemory, Choice, choose
 from strata.engine.experts.placement import ExpertSize, Placement
 from strata.engine.experts.plan import asked_of
 from strata.engine.experts.tiering import Tiering
@@ -29,6 +29,7 @@ from strata.engine.memory.card import Alias, CardPlan, Way
 from strata.engine.memory.figures import DoesNotFit, Figures, Switches
 from strata.engine.memory.loan import plan_loan
 from strata.engine.memory.prompt import PromptLayout
+from strata.engine.memory.ram import ExpertHomes, ExpertSource, Source
 from strata.engine.memory.state import SlotCosts, SlotPlan, plan_slots, slot_costs
 from strata.engine.options import Options
 from strata.engine.state.slots import StatePool
@@ -40,10 +41,11 @@ SIDES: Final = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tiered:
-    """card: the plan · fixed: bytes that are taken behind it · staged: of experts that windows bring over · spare: of
-    RAM, places for swaps."""
+    """card: the plan · homes: where experts lie that VRAM lacks, or while prompts have their slots · fixed: bytes that
+    are taken behind it · staged: of experts that windows bring over · spare: of RAM, places for swaps."""
 
     card: CardPlan
+    homes: ExpertHomes
     fixed: int
     staged: int
     spare: int
@@ -101,9 +103,9 @@ def _costs(figures: Figures, options: Options) -> SlotCosts:
     return slot_costs(figures.spec, options.kv, options.max_context, options.kv_resident, SIDES)
 
 
-def card_of(figures: Figures, options: Options, tiers: Tiering, left: int, ram: int) -> Tiered:
+def card_of(figures: Figures, options: Options, tiers: Tiering, left: int, ram: int, source: ExpertSource) -> Tiered:
     """What becomes of so many bytes of the card, which weights and state have left. ram: behind what lies there in any
-    case."""
+    case · source: of experts that VRAM lacks."""
     memory = CardMemory(left, ram, figures.sizes.head, figures.spec if figures.draft else None)
     try:
         chosen = choose(tiers, memory, plan_loan if options.prefill_head_alias else None)
@@ -111,12 +113,24 @@ def card_of(figures: Figures, options: Options, tiers: Tiering, left: int, ram: 
         raise DoesNotFit(str(error)) from None
     plan, slots = chosen.tiers, _slots(chosen.tiers.placement)
     layout, ring, windows = _layout(chosen, slots)
-    fixed = 0 if chosen.head is None and plan.borrow is None else FIXED
-    taken = slots.n_bytes + plan.staged_bytes + fixed + (windows or layout.own_bytes)
+    taken = slots.n_bytes + plan.staged_bytes + plan.fixed + (windows or layout.own_bytes)
     way: Way = "head alias" if chosen.head else "borrowed" if plan.borrow else "own"
     alias: Alias = "in place" if chosen.head else "off"
     card = CardPlan(slots, slots.n_bytes, plan.reserve, layout, way, alias, left - taken, chosen.said, windows, ring)
-    return Tiered(card, fixed, plan.staged_bytes, plan.placement.spare_bytes)
+    return Tiered(card, homes_of(source, plan.placement), plan.fixed, plan.staged_bytes, plan.placement.spare_bytes)
+
+
+def homes_of(source: ExpertSource, placement: Placement) -> ExpertHomes:
+    """Where the experts of a placement are that have no slot, and the copies of those whose slots may be lent."""
+    held = placement.locked_bytes - placement.spare_bytes - placement.twin_bytes
+    missing, copies = placement.missing, int(placement.in_ram.sum())
+    twins = sum(len(placement.twins(layer)) for layer in range(len(placement.sizes)))
+    kind: Source = source.kind
+    if kind == "arena" and copies < missing:
+        kind = "resident" if copies else "mapped"
+    elif kind == "resident" and missing and not copies:
+        kind = "mapped"
+    return ExpertHomes(kind, missing, held + placement.filed_bytes, copies, held, twins, placement.twin_bytes)
 
 
 def _slots(placement: Placement) -> Slots:

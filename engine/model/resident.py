@@ -141,7 +141,7 @@ class Resident:
         share: Callable[[int], float] = _half
         if tiers is not None and tier_plan is not None:
             tier_plan, cache = self._back(tiers, tier_plan, left, of_ram, tape)
-            chunks, reserve = self._open_tiers(tiers, tier_plan, cache, pack.spec, stream_min)
+            chunks, reserve = self._open_tiers(tiers, tier_plan, cache, pack.spec)
             share = partial(self._share, tiers, drafts.spec, tier_plan.mixer_rows)
             device.mixer_rows = tier_plan.mixer_rows
         self.reserve = reserve
@@ -257,7 +257,7 @@ class Resident:
         return backed(self.device, planned, again, None if tiers.given else behind)
 
     def _open_tiers(
-        self, tiers: Tiering, planned: TierPlan, cache: Array, spec: ModelSpec, stream_min: int
+        self, tiers: Tiering, planned: TierPlan, cache: Array, spec: ModelSpec
     ) -> tuple[Sequence[int], int]:
         """Take what experts in two memories need beside the cache. The chunks to try, and what stays free."""
         for line in planned.said[: -1 if isinstance(self.loan, HeadLoan) else None]:
@@ -274,7 +274,7 @@ class Resident:
         staging = None
         if planned.staged_bytes:
             staging = self.device.account.take(planned.staged_bytes, "experts that windows bring over", REMEDY)
-        self.store = ExpertStore(self.device, planned.placement, cache, ring, stream_min, helpers, staging)
+        self.store = ExpertStore(self.device, planned.placement, cache, ring, tiers.stream_min, helpers, staging)
         if self.loan is not None:
             self.loan.follow(self.store)
         self.device.tiers = self.store
@@ -347,7 +347,7 @@ class Resident:
                 self.windows.prepare(layout)
         if reads:
             self._warm_reads()
-        self._warm_drafts()
+        self._warm_drafts(most_rows)
         self.device.driver.synchronize()
         self.state.reset(0)
         self.device.seal()
@@ -368,16 +368,28 @@ class Resident:
             self.loan.over()
             self.loan.before_window()
 
-    def _warm_drafts(self) -> None:
-        """Capture the verify windows of one sequence, and what goes with them."""
+    def verify_layouts(self, n_slots: int) -> Iterator[Layout]:
+        """Layouts of verify windows without penalties: of one sequence, and, where the draft layer follows slots, of up
+        to so many, with a draft for any of them."""
+        most = n_slots if self.drafter is not None and self.drafter.book.follows(1) else 1
+        for layout in self.layouts(1):
+            for n in range(1, most + 1):
+                for rows in range(n, (self._verify if n == 1 else min(2 * n, WINDOW_ROWS)) + 1):
+                    yield Layout(rows, n, rows, 0, layout.bound, verifies=True)
+
+    def _warm_drafts(self, n_slots: int) -> None:
+        """Capture the verify windows, and what goes with them."""
         if self._verify < 2:
             return
-        for rows in range(1, self._verify + 1):
-            for layout in self.layouts(1):
-                verifies = Layout(rows, 1, rows, 0, layout.bound, verifies=True)
-                self.windows.prepare(verifies)
-            if rows > 1:
-                self.windows.rehearse_replay(verifies)
+        replays = set()
+        for layout in self.verify_layouts(n_slots):
+            self.windows.prepare(layout)
+            # A sequence with drafts has two rows at least, and may begin at any but the last.
+            most = 0 if layout.rows == layout.segments else 1 if layout.segments == 1 else layout.rows - 1
+            for begin in range(most):
+                if (layout.rows, begin) not in replays:
+                    replays.add((layout.rows, begin))
+                    self.windows.rehearse_replay(layout, begin)
         if self.drafter is not None:
             self.drafter.book.place(0, WINDOW_ROWS)
             self.drafter.prepare()

@@ -2,6 +2,7 @@
 
 A chunk borrows as many slots as its rows take, so a short prompt borrows few. Between chunks the slots stay lent, and
 windows of other sequences find their experts in RAM. Behind the last chunk they come back, beside the first token.
+Where experts lie in the file every read borrows, since only the ring brings those to the card.
 
 Memory   of its own what windows and reads of up to `stays` rows take
 Cost     of a read the bytes of its slots over PCIe, for which the first window behind it waits
@@ -30,6 +31,7 @@ class SlotLoan(PromptLoan):
     def __init__(self, device: CudaDevice, plan: BorrowPlan, row: tuple[int, int, int]) -> None:
         super().__init__(device, plan.own_bytes, plan.stays, plan.chunk, row, "use --no-prefill-borrow")
         self._plan = plan
+        self._rings = False  # whether every read needs the ring, which is lent with slots
         self._rows = 0  # of the longest chunk of the read
         self._used = 0  # the rows that the parts in use are for, 0: those of windows
 
@@ -43,13 +45,15 @@ class SlotLoan(PromptLoan):
 
     def follow(self, store: ExpertStore) -> None:
         self._cache = store.cache
+        self._rings = store.reads_file
         self.lending = Lending(self._device.driver, store)
 
     def fit_lent(self, run: Callable[[int], None]) -> int:
         rows = super().fit_lent(run)
+        short = "all reads borrow some" if self._rings else f"reads of up to {self.stays} borrow none"
         log(
             f"prompts: chunks of {rows} borrow {self.lending.slots} of {self.lending.of} expert slots, "
-            f"{shown(self._plan.buffers(rows))}; reads of up to {self.stays} borrow none"
+            f"{shown(self._plan.buffers(rows))}; {short}"
         )
         return rows
 
@@ -69,7 +73,7 @@ class SlotLoan(PromptLoan):
         return found
 
     def lend(self, rows: int) -> bool:
-        if rows > self.stays or self.lent:
+        if rows > self.stays or self.lent or self._rings:
             self._rows, self.lent = max(rows, self._rows), True
             self._use(self._rows)
         else:

@@ -27,6 +27,9 @@ CONTEXT, CHUNK, STAYS, SLOTS = 80, 22, 10, 36
 OPTIONS = Options(pack="", max_context=CONTEXT, prefill=CHUNK, device="cuda", verify_accounts=True, pcie_frac=1.0)
 DRAWN = Sampling(temperature=1.0, top_k=40, seed=5)
 STREAMS, IN_PLACE = STAYS + 1, 1 << 20
+FILE = {"mmap_experts": True, "threads": 2}
+"""Experts that VRAM lacks lie in the file, but for copies of those whose slots may be lent."""
+WHERE = [pytest.param({}, id="ram"), pytest.param(FILE, id="file", marks=pytest.mark.soak)]
 LENGTHS = (STAYS, STAYS + 1, CHUNK + 1, 2 * CHUNK + 9)
 """The longest read that borrows nothing, one that does, and chunks with tails of a window and of more."""
 
@@ -132,6 +135,11 @@ def wanted(any_card, pack):
         pytest.param(CHUNK, True, {"adapt_every": 1, "adapt_min_gain": 0.0}, id="swaps", marks=pytest.mark.soak),
         pytest.param(STREAMS, True, {"adapt_every": 1, "adapt_min_gain": 0.0, "adapt_async": 1}, id="swaps-beside"),
         pytest.param(STREAMS, False, {"pcie_frac": 0.5, "threads": 2}, id="processor", marks=pytest.mark.soak),
+        pytest.param(STREAMS, False, FILE, id="file"),
+        pytest.param(IN_PLACE, False, FILE, id="file-picked", marks=pytest.mark.soak),
+        pytest.param(
+            CHUNK, False, FILE | {"adapt_every": 1, "adapt_min_gain": 0.0}, id="file-swaps", marks=pytest.mark.soak
+        ),
     ],
 )
 def test_texts_and_states_are_those_with_all_experts_in_vram(any_card, pack, order, wanted, stream_min, eager, changes):
@@ -141,7 +149,9 @@ def test_texts_and_states_are_those_with_all_experts_in_vram(any_card, pack, ord
     lending = lending_of(runner)
     assert runner.chunk == CHUNK and 0 < lending.of <= SLOTS
     assert texts(runner) == wanted
-    assert lending.reads == sum(n > STAYS for n in LENGTHS) and 0 < lending.most < lending.of
+    filed = "mmap_experts" in changes
+    assert runner._resident.store.reads_file == filed
+    assert lending.reads == sum(n > STAYS or filed for n in LENGTHS) and 0 < lending.most < lending.of
     if "adapt_every" in changes:
         assert runner.figures()["expert_swaps"] > 0
     twins_are_slots(runner)
@@ -168,11 +178,12 @@ def test_a_short_read_borrows_no_slot_and_a_longer_one_more_of_them(any_card, pa
     twins_are_slots(runner)
 
 
-def test_slots_that_decode_between_chunks_say_what_they_say_alone(any_card, pack, order):
+@pytest.mark.parametrize("changes", WHERE)
+def test_slots_that_decode_between_chunks_say_what_they_say_alone(any_card, pack, order, changes):
     """Their windows find lent experts in RAM, in graphs that were captured before."""
     found = []
     for cache, profile in ((0, "none"), (SLOTS, order)):
-        runner = made(any_card(), pack, profile, expert_cache=cache, batch=2)
+        runner = made(any_card(), pack, profile, expert_cache=cache, batch=2, **changes)
         path, said, most = path_of(runner), [], 0
         events = path.admit(0, Request(ids(5, 1), 9, DRAWN))
         while path.busy:
@@ -197,9 +208,12 @@ def test_a_start_that_times_short_reads_gives_back_what_they_borrow(any_card, pa
     twins_are_slots(runner)
 
 
+@pytest.mark.parametrize("changes", WHERE)
 @pytest.mark.parametrize("how", ["stop", "yield"])
-def test_a_read_that_is_given_up_gives_its_slots_back_and_the_next_one_says_the_same(any_card, pack, order, how):
-    runner = made(any_card(), pack, order, batch=2)
+def test_a_read_that_is_given_up_gives_its_slots_back_and_the_next_one_says_the_same(
+    any_card, pack, order, how, changes
+):
+    runner = made(any_card(), pack, order, batch=2, **changes)
     lending, path = lending_of(runner), path_of(runner)
     before = answered(path, Request(ids(CHUNK + 5, 7), 4, DRAWN))
     events = path.start(Request(ids(3 * CHUNK, 8), 4, DRAWN))

@@ -9,11 +9,13 @@ from strata.engine.environment import (
     HERE,
     NO_EFFECT_SWITCHES,
     NO_EFFECT_VALUES,
+    OF_CARD,
     SO_ANYWAY,
     decode_share,
     is_on,
     notes,
 )
+from strata.engine.flags import MAX_CHUNK
 
 SEEDS = """
 ADMIT_SHORT_FIRST ADMIT_MAX_WAIT_S ADMIT_MERGE_FIRST ARENA_PIN_GIB ARENA_REGISTER BATCH_ATTN_ROWS BATCH_GDN_GROUPS
@@ -53,6 +55,22 @@ def test_a_variable_without_a_counterpart_is_said_once_and_not_refused():
     ]
 
 
+def test_a_ceiling_that_is_none_here_says_why():
+    (line,) = notes({"STRATA_PREFILL_AUTO_MAX": "16384"})
+    assert line.startswith("STRATA_PREFILL_AUTO_MAX has no effect here: no prompt chunk is longer than 8192")
+    assert MAX_CHUNK == 8192
+
+
+def test_what_only_a_card_obeys_is_said_where_there_is_none():
+    assert set(HERE) > OF_CARD
+    given = {"STRATA_PREFILL_RING": "64", "STRATA_CARD_FORMS": "0", "STRATA_TRACE": "1"}
+    assert notes(given) == []
+    assert notes(given, card=False) == [
+        "STRATA_CARD_FORMS has no effect without --device cuda",
+        "STRATA_PREFILL_RING has no effect without --device cuda",
+    ]
+
+
 def test_a_switch_with_text_is_taken_as_off_and_said():
     assert notes({"STRATA_DEBUG": "on"}) == ["STRATA_DEBUG is a switch and its value is no whole number: taken as off"]
 
@@ -84,6 +102,9 @@ def test_a_share_that_is_no_number_of_its_range_is_the_default_and_said(text, sh
     ("name", "texts"),
     [
         ("PREFILL_LEND_PCT", {"1": False, "90": False, "0": True, "101": True, "most": True}),
+        ("EXPERT_CACHE_HEADROOM", {"0": False, "0.05": False, "1": True, "-0.1": True}),
+        ("PREFILL_RING", {"2": False, "96": False, "1": True, "4097": True}),
+        ("PREFILL_STREAM_MIN", {"33": False, "1024": False, "32": True, "long": True}),
         ("RESIDENT_HEADROOM_GIB", {"0": False, "4.75": False, "-1": True, "1e99": True, "4 GiB": True}),
         ("ARENA_PIN_GIB", {"0": False, "20": False, "auto": False, " auto ": False, "-3": True, "all": True}),
     ],

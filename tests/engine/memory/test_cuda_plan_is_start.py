@@ -4,6 +4,7 @@ experts in VRAM, the chunk, where its buffers lie, the ring. And both refuse the
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from itertools import product
 
@@ -14,7 +15,7 @@ from strata.engine.cuda_runner import CudaRunner
 from strata.engine.device.arena import MIB
 from strata.engine.memory.alias import refused, require_alias
 from strata.engine.memory.card import STREAM_MIN
-from strata.engine.memory.command import gather
+from strata.engine.memory.command import gather, switches
 from strata.engine.memory.figures import DoesNotFit, MemoryPlan, Switches
 from strata.engine.memory.plan import plan_memory
 from strata.engine.options import Options, Refused, fitted
@@ -51,8 +52,8 @@ def line(full_pack, full_draft, full_profile):
     return make
 
 
-def planned(options: Options) -> MemoryPlan:
-    return plan_memory(gather(open_pack(options.pack), options), options, Switches())
+def planned(options: Options, switched: Switches = Switches()) -> MemoryPlan:  # noqa: B008
+    return plan_memory(gather(open_pack(options.pack), options), options, switched)
 
 
 @pytest.fixture
@@ -61,7 +62,8 @@ def started(counting, full_draft, headers_only):
 
     def start(options: Options):
         pack = open_pack(options.pack)
-        return CudaRunner(pack, options, open_draft(pack, full_draft), counting)._resident
+        draft = None if options.mtp is None else open_draft(pack, full_draft)
+        return CudaRunner(pack, options, draft, counting)._resident
 
     return start
 
@@ -122,7 +124,32 @@ def test_a_start_with_streamed_keys_and_values_does_what_the_plan_said(line, sta
     assert (WHERE[card.way], card.layout.chunk) == (made.prompt_memory[0], made.chunk)
     assert card.ring == ring_of(made) or card.layout.chunk < STREAM_MIN
     assert (len(card.slots), plan.slots.n_checkpoints) == (made.experts_in_vram, made.state.n_checkpoints)
-    assert min(card.free, made.device.memory().free) >= made.reserve == card.reserve
+    assert card.reserve == made.reserve <= card.free <= made.device.memory().free
+
+
+@pytest.mark.parametrize("profile", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_a_start_with_variables_of_the_environment_does_what_the_plan_said(line, started, monkeypatch, profile):
+    given = {"EXPERT_CACHE_HEADROOM": "0.1", "PREFILL_RING": "32", "PREFILL_STREAM_MIN": "2048"}
+    for name, text in given.items():
+        monkeypatch.setenv(f"STRATA_{name}", text)
+    options = line(12_288, profile, alias=False)
+    card, made = planned(options, switches(os.environ)).card, started(options)
+    assert (len(card.slots), card.layout.chunk, card.ring) == (made.experts_in_vram, made.chunk, ring_of(made))
+    assert card.reserve == made.reserve > RESERVE_MIB * MIB + 400 * MIB
+    assert made.device.memory().free >= card.free >= card.reserve
+    assert made.store._stream_min == 2048
+    assert card.ring == 32 * max(size.n_bytes for size in made.store.placement.sizes)
+
+
+@pytest.mark.parametrize("vram", [8151, pytest.param(12_288, marks=pytest.mark.soak)])
+def test_a_start_with_experts_in_the_file_borrows_what_the_plan_said(line, started, vram):
+    options = line(vram, profile=True, alias=False, mmap_experts=True, mtp=None, spec=1)
+    plan, made = planned(options), started(options)
+    card, placement = plan.card, made.store.placement
+    assert (card.way, made.prompt_memory[0]) == ("borrowed", "slots")
+    assert (len(card.slots), card.layout.chunk, card.ring) == (made.experts_in_vram, made.chunk, ring_of(made))
+    assert (plan.homes.lent_copy_bytes, plan.homes.mapped_bytes) == (placement.twin_bytes, placement.filed_bytes)
+    assert card.free <= made.device.memory().free
 
 
 @pytest.mark.parametrize("vram", [8151, pytest.param(12_288, marks=pytest.mark.soak)])

@@ -277,6 +277,12 @@ def test_the_environment_changes_the_plan_and_nonsense_does_not():
         "STRATA_ARENA_PIN_GIB": "20",
     }
     assert switches(given_all) == Switches(False, 50, 4864 * MIB, arena_pin=20480 * MIB)
+    of_prompts = {"STRATA_PREFILL_RING": "97", "STRATA_PREFILL_STREAM_MIN": "512"}
+    assert switches({**of_prompts, "STRATA_EXPERT_CACHE_HEADROOM": "0.05"}) == Switches(
+        free=0.05, ring=97, stream_min=512
+    )
+    wrong = {"PREFILL_RING": "1", "PREFILL_STREAM_MIN": "32", "EXPERT_CACHE_HEADROOM": "1"}
+    assert switches({f"STRATA_{name}": text for name, text in wrong.items()}) == Switches()
     assert switches({"STRATA_ARENA_PIN_GIB": "auto"}) == Switches(arena_pin="auto")
     assert switches({"STRATA_ARENA_PIN_GIB": "0"}) == switches({"STRATA_ARENA_PIN_GIB": "-3"}) == Switches()
     assert switches({"STRATA_CARD_FORMS": "0"}) == Switches(forms=False)
@@ -336,3 +342,69 @@ def test_streamed_keys_and_values_move_from_vram_to_ram(planned):
     }
     assert taken["s"] < taken["w"] / 3
     assert next(line.n_bytes for line in streamed.lines if line.what == "keys and values") > 3 * GIB
+
+
+@pytest.mark.parametrize("prompts", ["PROFILE", "", "PROFILE --prefill-head-alias --short-read 0 --serve DRAFT"])
+def test_a_share_of_the_card_that_stays_free_comes_off_the_experts_and_nothing_else(planned, prompts):
+    line = f"--device cuda --vram-limit-mib 16384 --ram-limit-mib 120000 --max-context 32768 --kv int8 {prompts}"
+    (_, _, plain), (_, _, less) = planned(line), planned(line, Switches(free=0.25))
+    lost = plain.card.slots.n_bytes - less.card.slots.n_bytes
+    assert less.card.reserve - plain.card.reserve > GIB and less.card.free >= less.card.reserve
+    assert abs(lost - (less.card.reserve - plain.card.reserve)) < 200 * MIB
+    assert less.card.layout.chunk == plain.card.layout.chunk
+
+
+def test_a_ring_of_another_size_is_paid_for_by_experts(planned):
+    line = "--device cuda --vram-limit-mib 12288 --ram-limit-mib 120000 --max-context 32768 --kv int8"
+    rings, experts = [], []
+    for ring in (0, 8, 97, 256):
+        figures, _, plan = planned(f"{line} --no-prefill-borrow PROFILE", Switches(ring=ring))
+        rings.append(plan.card.ring // figures.sizes.largest)
+        experts.append(len(plan.card.slots))
+    assert rings == [64, 8, 96, 256]
+    assert experts[1] > experts[0] > experts[2] > experts[3]
+    _, _, lent = planned(f"{line} PROFILE", Switches(ring=256))
+    assert lent.card.way == "borrowed" and lent.card.ring // figures.sizes.largest == 256
+
+
+def test_chunks_stream_from_so_many_tokens_on(planned):
+    card = "--device cuda --vram-limit-mib 12288 --ram-limit-mib 120000"
+    line = f"{card} --max-context 32768 --kv int8 --prefill 512 PROFILE"
+    (_, _, plain), (_, _, streams) = planned(line), planned(line, Switches(stream_min=512))
+    assert (plain.card.way, plain.card.ring, streams.card.way) == ("borrowed", 0, "borrowed")
+    assert streams.card.ring > 100 * MIB and streams.card.layout.lent > plain.card.layout.lent
+
+
+@pytest.mark.parametrize(
+    "where", ["--mmap-experts", "--ram-limit-mib 32768", "--ram-limit-mib 32768 --resident-experts"]
+)
+def test_prompts_borrow_slots_also_where_experts_lie_in_the_file(planned, where):
+    """The longer a chunk, the fewer times all of the file is read: RAM has copies of the slots that are lent."""
+    line = f"--device cuda --vram-limit-mib 8151 --ram-limit-mib 120000 --max-context 32768 --kv int8 PROFILE {where}"
+    (figures, _, plan), (_, _, owns) = planned(line), planned(f"{line} --no-prefill-borrow")
+    assert (plan.card.way, owns.card.way) == ("borrowed", "own") and plan.homes.mapped_bytes > GIB
+    assert plan.card.layout.chunk > 2.8 * owns.card.layout.chunk and len(plan.card.slots) > len(owns.card.slots)
+    assert plan.homes.lent_copies == plan.card.layout.lent > 0
+    of_ram = [line.n_bytes for line in plan.lines if line.place == "RAM"]
+    assert sum(of_ram) == figures.ram.free and min(of_ram) >= 0
+    if "resident" in where:
+        assert owns.homes.copies - plan.homes.copies <= plan.homes.lent_copies + 8, (
+            "copies of slots come off the others"
+        )
+
+
+def test_prompts_have_own_buffers_where_ram_has_no_room_for_copies_of_slots(planned):
+    line = "--device cuda --vram-limit-mib 8151 --max-context 32768 --kv int8 PROFILE --mmap-experts --ram-limit-mib"
+    found = [planned(f"{line} {ram}")[2].card for ram in (640, 1200, 4096)]
+    assert [card.way for card in found] == ["own", "borrowed", "borrowed"]
+    assert found[1].layout.chunk < found[2].layout.chunk
+
+
+def test_copies_of_slots_are_no_reason_to_refuse_a_card_whose_experts_all_fit_ram(planned):
+    line = "--device cuda --vram-limit-mib 8151 --max-context 32768 --kv int8 PROFILE --resident-cpu-experts"
+    chunks = set()
+    for ram in range(62_300, 62_900, 100):
+        _, _, plan = planned(f"{line} --ram-limit-mib {ram}")
+        assert plan.homes.copies == plan.homes.missing
+        chunks.add((plan.card.way, plan.card.layout.chunk))
+    assert len(chunks) > 1
