@@ -35,8 +35,8 @@ STAYS = 10
 LONG, SHORT = list(range(5, 45)), list(range(9, 15))
 
 
-MANY = {"emulated": 40, "card": 500}
-"""Requests of mixed lengths; the emulated card takes a second for each."""
+MANY, LONGEST = 500, {"emulated": 48, "card": 99}
+"""Requests of mixed lengths, and the most tokens of one; the emulated card takes half a second for each chunk."""
 BORDERS = [16, 17, 22, 38]
 """Lengths of the first ones: the last chunk is the longest that goes through kernels of windows, or just not."""
 
@@ -54,12 +54,13 @@ def options(request: pytest.FixtureRequest, packs: Any, tmp_path_factory: pytest
 
 
 class Served(NamedTuple):
-    """http: the server's client · log: of the engine · pid: of the engine now · many: requests of a long test."""
+    """http: the server's client · log: of the engine · pid: of the engine now · longest: tokens of a prompt of a long
+    test."""
 
     http: aiohttp.ClientSession
     log: Path
     pid: Callable[[], int]
-    many: int
+    longest: int
 
     async def ask(self, prompt: list[int]) -> tuple[int, Any]:
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 2, "temperature": 0}
@@ -85,8 +86,8 @@ async def served(options: list[str], packs: Any, tmp_path_factory: Any) -> Async
         RunningServer(settings, Chat(Vocabulary.load(pack))) as server,
         aiohttp.ClientSession(server.url) as http,
     ):
-        many = MANY["card" if "--card" in options else "emulated"]
-        yield Served(http, log, lambda: server.state.service.engine_pid, many)
+        longest = LONGEST["card" if "--card" in options else "emulated"]
+        yield Served(http, log, lambda: server.state.service.engine_pid, longest)
 
 
 def resident(pid: int) -> int:
@@ -114,13 +115,13 @@ async def test_of_many_requests_of_mixed_lengths_none_is_lost_and_no_memory(serv
     """Long reads load the head once each, short ones never; the RAM of the engine stays as it is."""
     random, lengths = np.random.default_rng(3), []
     before, used = (await served.figures())["head_loads"], 0
-    for begun in range(0, served.many, 4):
-        some = random.integers(1, 100, 4).tolist() if begun else BORDERS
+    for begun in range(0, MANY, 4):
+        some = random.integers(1, served.longest + 1, 4).tolist() if begun else BORDERS
         answers = await asyncio.gather(*(served.ask(random.integers(5, 900, n).tolist()) for n in some))
         assert [status for status, _ in answers] == [200] * 4
         assert [answer["usage"]["prompt_tokens"] for _, answer in answers] == some
         lengths += some
-        used = used or (resident(served.pid()) if begun >= served.many // 2 else 0)
+        used = used or (resident(served.pid()) if begun >= MANY // 2 else 0)
     assert resident(served.pid()) - used < 8 << 20
     assert (await served.figures())["head_loads"] - before == sum(n > STAYS for n in lengths)
     assert served.log.read_text().count("ready on") == 2
