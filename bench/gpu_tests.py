@@ -1,24 +1,26 @@
 """`python -m strata.bench.gpu_tests`: the tests on a card, and their outcome as a report.
 
     python -m strata.bench.gpu_tests --json FILE [--log FILE] [--workers 8] [--only PATH ...] [--covering]
-        [--sanitize [--every N]]
+        [--sanitize [--every N]] [--seconds N]
 
 First the tests of the kernels in several processes that share the card, then all others in as many; last, one after the
 other, those that ask the driver what is free (marked `whole_card`). --sanitize: the tests of the kernels under
 compute-sanitizer's memcheck instead, which runs them a hundred times slower or more: --every N takes each N-th test of
-every file, --covering those of tests/kernels/cuda/covering.txt, which launch every kernel, small, with every type. A
-file of tests is a check of the report; a record is the seconds of a part, named by what its tests are of.
---log: a line a file with counts and seconds, and the last lines of every failure (outcomes.py).
-Exit code 1 when a test failed, or when none ran.
+every file, --covering those of tests/kernels/cuda/covering.txt, which launch every kernel, small, with every type;
+each process has a share of them and a sanitizer of its own. A file of tests is a check of the report; a record is the
+seconds of a part, named by what its tests are of. --log: a line a file with counts and seconds, the last lines of every
+failure (outcomes.py), and of what a process said that failed elsewhere than in a test. When --seconds are over, or
+SIGINT or SIGTERM comes, the report has the tests that were over.
+Exit code 1 when a test failed, when none ran, or when not all did.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -27,83 +29,119 @@ from pathlib import Path
 
 from rich.console import Console
 
-from strata.bench.outcomes import Outcome, checks, counted, failures, held, log_text, outcomes, summary
+from strata.bench.outcomes import Outcome, checks, counted, failures, held, log_text, summary, told
+from strata.bench.pytest_runs import PYTEST, Ended, Stop, run_beside
 from strata.bench.report import Check, Record, Report, show
 
 KERNELS = "tests/kernels/cuda"
 KERNELS_ABOVE = "tests/kernels"
 COVERING = f"{KERNELS}/covering.txt"
 REST = ("tests/engine", "tests/server", "tests/bench")
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 SHARED, ALONE = "gpu and not whole_card", "gpu and whole_card"
-NONE_FOUND = 5
-"""Pytest's exit code when nothing was found: files given by --only need not have tests of every kind."""
+TESTS_FAILED, NONE_FOUND = 1, 5
+"""Pytest's exit codes: the report says which failed, and files given by --only need not have tests of every kind."""
+PORT, PORTS = 49152, 16
+"""Where sanitizers and what they watch find each other: their default, and how many ports each has to itself. One takes
+ten at most; with 15 processes to watch it ended by SIGSEGV before their first test (H200, 2026-11-30)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Tests run by one pytest · those of which marks · its words · a program before it · whether it may find none · how
-    they run, where that is not as most do."""
+    """Tests run together · those of which marks · words for pytest · a program before it, "{port}" for a port of its
+    own · processes, each with a share of the paths · whether it may find none · how they run, where that is not as most
+    do · the list they are of."""
 
     paths: tuple[str, ...]
     marks: str = "gpu"
     words: tuple[str, ...] = ()
     under: tuple[str, ...] = ()
+    processes: int = 1
     may_be_empty: bool = False
     how: str = ""
+    of: str = ""
 
-    def run(self) -> Ran:
+    def run(self, stop: Stop) -> Ran:
         """Pytest, and what came of it."""
-        with tempfile.TemporaryDirectory() as folder:
-            junit, begun = Path(folder) / "junit.xml", time.monotonic()
-            words = ["-m", self.marks, f"--junitxml={junit}", *self.words, *self.paths]
-            code = subprocess.run([*self.under, *PYTEST, *words], check=False).returncode
-            found = list(outcomes(junit)) if junit.exists() else []
-        return Ran(self, code, found, time.monotonic() - begun)
+        begun, n = time.monotonic(), max(1, min(self.processes, len(self.paths)))
+        shares = [("-m", self.marks, *self.words, *self.paths[i::n]) for i in range(n)]
+        ports = [str(PORT + i * PORTS) for i in range(n)]
+        under = [[word.replace("{port}", port) for word in self.under] for port in ports]
+        ended = run_beside(list(zip(under, shares, strict=True)), stop)
+        return Ran(self, ended, time.monotonic() - begun, stop.why)
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A part, pytest's exit code, the outcomes of its tests, seconds."""
+    """A part, its processes, seconds, and why it was stopped."""
 
     part: Part
-    code: int
-    found: list[Outcome]
+    ended: list[Ended]
     seconds: float
+    stopped: str = ""
+
+    @property
+    def found(self) -> list[Outcome]:
+        return [outcome for each in self.ended for outcome in each.found]
 
     @property
     def well(self) -> bool:
-        return self.code == 0 or (self.code == NONE_FOUND and self.part.may_be_empty)
+        none = {0, NONE_FOUND} if self.part.may_be_empty else {0}
+        return not self.stopped and all(each.code in none for each in self.ended)
+
+    @property
+    def codes(self) -> str:
+        """Exit codes of its processes: "0", "-11 (SIGSEGV)", "0, 9"."""
+        codes = sorted({each.code for each in self.ended})
+        said = ", ".join(f"{code} ({signal.Signals(-code).name})" if code < 0 else str(code) for code in codes)
+        return said + (f", stopped: {self.stopped}" if self.stopped else "")
 
     @property
     def name(self) -> str:
         """What its tests are of, and how they ran."""
-        return (held(self.found) or ", ".join(self.part.paths)) + self.part.how
+        return (held(self.found) or _folders(self.part.paths)) + self.part.how
 
     @property
     def record(self) -> Record:
-        return Record.of(f"{self.name}: {len(self.found)} tests", "s", [self.seconds])
+        return Record.of(f"{self.name}: {len(self.found)} tests{self.part.of}", "s", [self.seconds])
 
     @property
     def checks(self) -> list[Check]:
-        return [Check(f"{self.name}: exit code", self.well, str(self.code)), *checks(self.found, self.part.how)]
+        return [Check(f"{self.name}: exit code", self.well, self.codes), *checks(self.found, self.part.how)]
+
+    @property
+    def unexplained(self) -> list[str]:
+        """What those of its processes said that failed, but not in a test."""
+        well = {0, NONE_FOUND} if self.part.may_be_empty else {0}
+        lines = []
+        for each in self.ended:
+            explained = each.code == TESTS_FAILED and any(outcome.kind == "failed" for outcome in each.found)
+            if each.code not in well and not explained and not self.stopped:
+                lines += [f"{self.name}: exit code {each.code}", *(f"    {line}" for line in told(each.said))]
+        return lines
 
     @property
     def lines(self) -> list[str]:
         """For a log."""
         said = counted(self.found) or "no tests"
-        return summary(f"{self.name}: {said} in {self.seconds:.1f} s, exit code {self.code}", self.found)
+        return summary(f"{self.name}: {said} in {self.seconds:.1f} s, exit code {self.codes}", self.found)
 
 
-def sampled(paths: Sequence[str], every: int) -> list[str]:
-    """Names of the tests on a card: of every file the first and each `every`-th after it."""
-    found = subprocess.run(
-        [*PYTEST, "-m", "gpu", "-o", "addopts=", "--collect-only", *paths], capture_output=True, text=True, check=False
-    ).stdout
+def _folders(paths: Sequence[str]) -> str:
+    """Files and folders as they are given; of tests by name their folder."""
+    return ", ".join(sorted({KERNELS if "::" in path else path for path in paths}))
+
+
+def sampled(paths: Sequence[str], every: int = 1) -> list[str]:
+    """Names of the tests on a card: of every file the first and each `every`-th after it. Raises LookupError with what
+    pytest said when there is none."""
+    words = ("-m", "gpu", "-o", "addopts=--import-mode=importlib", "--collect-only", *paths)
+    done = subprocess.run([*PYTEST, *words], capture_output=True, text=True, check=False)
     by_file: dict[str, list[str]] = defaultdict(list)
-    for line in found.splitlines():
-        if "::" in line:
+    for line in done.stdout.splitlines():
+        if "::" in line and not line.startswith("ERROR"):
             by_file[line.partition("::")[0]].append(line.strip())
+    if done.returncode or not by_file:
+        raise LookupError("\n".join(("pytest finds no tests to sample:", *told(done.stdout + done.stderr))))
     return [name for names in by_file.values() for name in names[::every]]
 
 
@@ -114,35 +152,57 @@ def covered(text: str) -> dict[str, list[str]]:
 
 
 def parts(only: Sequence[str], workers: int, sanitize: bool, every: int = 1, covering: bool = False) -> list[Part]:
-    """Raises FileNotFoundError when the sanitizer is not there, or the list of --covering."""
+    """Raises FileNotFoundError when the sanitizer is not there, or the list of --covering; LookupError when there is
+    nothing to sample."""
     shared = ("-n", str(workers), "--dist", "loadgroup") if workers > 1 else ()
+    of = f" of {Path(COVERING).name}" if covering else ""
     if covering:
         only = list(covered(Path(COVERING).read_text()))
     if sanitize:
         program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
         if not program:
             raise FileNotFoundError("compute-sanitizer is not on the PATH: it comes with the CUDA toolkit")
-        under = (program, "--tool", "memcheck", "--target-processes", "all", "--error-exitcode", "9")
-        paths = tuple(only) or (KERNELS,)
-        if every > 1:
-            paths = tuple(sampled(paths, every))
-        return [Part(paths, words=("-v", *shared), under=under, how=" under memcheck")]
+        watch = ("--tool", "memcheck", "--target-processes", "all", "--error-exitcode", "9")
+        under = (program, *watch, "--port", "{port}", "--max-connections", str(PORTS))
+        paths = tuple(sampled(tuple(only) or (KERNELS,), every))
+        return [Part(paths, under=under, processes=workers, how=" under memcheck", of=of)]
     kernels = [p for p in only if p.startswith(KERNELS_ABOVE)] if only else [KERNELS]
     rest = [p for p in only if not p.startswith(KERNELS_ABOVE)] if only else list(REST)
     some = bool(only)
     found = [
-        Part(tuple(kernels), words=shared, may_be_empty=some and not covering),
+        Part(tuple(kernels), words=shared, may_be_empty=some and not covering, of=of),
         Part(tuple(rest), SHARED, shared, may_be_empty=some),
         Part(tuple(rest), ALONE, may_be_empty=some, how=" alone on the card"),
     ]
     return [part for part in found if part.paths]
 
 
+def run_parts(todo: Sequence[Part], stop: Stop) -> list[Ran]:
+    """One after the other until there is a reason to stop; those without tests only where there should be some. What
+    failed elsewhere than in a test goes to stderr."""
+    ran: list[Ran] = []
+    for part in todo:
+        if stop.why and ran:
+            break
+        each = part.run(stop)
+        if each.found or not each.well:
+            ran.append(each)
+            for line in each.unexplained:
+                print(line, file=sys.stderr)
+    return ran
+
+
+def report_of(ran: Sequence[Ran], flags: dict[str, object]) -> Report:
+    n_tests = sum(len(each.found) for each in ran)
+    made = [check for each in ran for check in each.checks] + [Check("tests ran", n_tests > 0, str(n_tests))]
+    return Report(tool="gpu_tests", records=[each.record for each in ran], checks=made, flags=flags)
+
+
 def log_of(report: Report, ran: Sequence[Ran]) -> str:
     """When, on what, with which flags; then failures and files."""
     flags = ", ".join(f"{name} {value}" for name, value in report.flags.items() if value)
     head = [f"gpu_tests, {report.date}: {report.machine.get('gpu') or 'no card'}", flags]
-    failed = [line for each in ran for line in failures(each.found)]
+    failed = [line for each in ran for line in (*each.unexplained, *failures(each.found))]
     return log_text(head, ["", *failed] if failed else [], *(each.lines for each in ran))
 
 
@@ -157,27 +217,35 @@ def main(argv: list[str] | None = None) -> int:
         "--covering", action="store_true", help="few small tests of the kernels that launch every one, with every type"
     )
     parser.add_argument("--only", nargs="*", default=[], metavar="PATH", help="these files or folders of tests")
+    parser.add_argument(
+        "--seconds", type=float, default=0, metavar="N", help="stop then, and report what ran (0: never)"
+    )
     args = parser.parse_args(argv)
     console = Console()
     if args.covering and (args.only or args.every > 1):
         parser.error("--covering is a choice of tests, as --only and --every are: give one of them")
     try:
         todo = parts(args.only, args.workers, args.sanitize, max(1, args.every), args.covering)
-    except FileNotFoundError as error:
-        console.print(str(error))
+    except (FileNotFoundError, LookupError) as error:
+        print(error, file=sys.stderr)
+        if args.log:
+            _write(args.log, f"{error}\n")
         return 2
-    ran = [each for each in (part.run() for part in todo) if each.found or not each.well]
-    n_tests = sum(len(each.found) for each in ran)
-    all_checks = [check for each in ran for check in each.checks] + [Check("tests ran", n_tests > 0, str(n_tests))]
-    flags = {name: getattr(args, name) for name in ("workers", "sanitize", "every", "covering", "only")}
-    report = Report(tool="gpu_tests", records=[each.record for each in ran], checks=all_checks, flags=flags)
-    show(report, console)
-    if args.json:
-        report.write(args.json)
-    if args.log:
-        args.log.parent.mkdir(parents=True, exist_ok=True)
-        args.log.write_text(log_of(report, ran))
-    return int(not all(check.ok for check in all_checks))
+    with Stop(args.seconds) as stop:
+        ran = run_parts(todo, stop)
+        flags = {name: getattr(args, name) for name in ("workers", "sanitize", "every", "covering", "only")}
+        report = report_of(ran, flags)
+        show(report, console)
+        if args.json:
+            report.write(args.json)
+        if args.log:
+            _write(args.log, log_of(report, ran))
+    return int(not all(check.ok for check in report.checks))
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Outcomes of tests, as pytest writes them in JUnit's form: checks of a report, and a log that says what failed.
+"""Outcomes of tests, as outcome_lines.py writes them: checks of a report, and a log that says what failed.
 
 A log has the last lines of every failure, then a line a file with counts and seconds, no more than LINES in all. Names
 of folders are those of the repository; of other files the name alone is kept.
@@ -6,12 +6,13 @@ of folders are those of the repository; of other files the name alone is kept.
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
+
+import msgspec
 
 from strata.bench.report import FOLDERS, Check
 
@@ -24,6 +25,10 @@ TAIL: Final = 8
 """Last lines of a failure in a log."""
 WIDTH: Final = 160
 """Characters of a line of a failure."""
+SAID: Final = 20
+"""Lines of what a process said."""
+OF_NOTE: Final = ("=========", "Fatal Python error")
+"""What lines of compute-sanitizer hold, and of an interpreter that breaks down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +49,19 @@ class Outcome:
         return parts[1] if len(parts) > 2 and parts[0] == "tests" else self.file
 
 
-def outcomes(junit: Path) -> Iterator[Outcome]:
-    """Of a file as pytest writes it. A file of tests that cannot be imported is a failure of its own."""
-    for case in ElementTree.parse(junit).getroot().iter("testcase"):
-        name, seconds = case.get("name", ""), float(case.get("time", 0.0))
-        file = (case.get("classname") or name).replace(".", "/") + ".py"
-        for child, kind in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
-            found = case.find(child)
-            if found is not None:
-                text = f"{name}: {found.get('message', '')}"[:TOLD]
-                yield Outcome(file, name, kind, text, found.text or "", seconds)
-                break
-        else:
-            yield Outcome(file, name, "passed", seconds=seconds)
+def outcomes(lines: Path) -> Iterator[Outcome]:
+    """Of a file. What is no whole line was being written when its process ended."""
+    for line in lines.read_bytes().splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            yield msgspec.json.decode(line, type=Outcome)
+
+
+def told(said: str) -> list[str]:
+    """Of what a process said: its first lines of note, then its last others, without folders of the machine."""
+    lines = [line.rstrip()[:WIDTH] for line in said.splitlines() if line.strip()]
+    of_note = [line for line in lines if any(mark in line for mark in OF_NOTE)]
+    others = [line for line in lines if not any(mark in line for mark in OF_NOTE)]
+    return [FOLDERS.sub("", line) for line in (*of_note[:SAID], *others[-SAID:])]
 
 
 def held(found: Sequence[Outcome]) -> str:
