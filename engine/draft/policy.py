@@ -2,10 +2,11 @@
 
 A window with drafts takes longer and may give more tokens. How long a token takes without drafts is measured for all
 requests (`PlainTimes`), since a window's time hardly depends on the text. A request with drafts keeps a balance: what
-each window gained or lost against its tokens without drafts, in such tokens. When it has lost LOSS, it goes on without,
-and so do the requests after it; a try comes later, each time after twice as many windows, until one has paid. So a try
-costs LOSS tokens of time and the window that passes it, whatever the texts are like. The next request takes over what
-was lost, all of it: many short answers that lose a little each end drafts as a long one does.
+each window gained or lost against its tokens without drafts, in windows without drafts, of which each gives a sequence
+a token. When it has lost LOSS, it goes on without, and so do the requests after it; a try comes later, each time after
+twice as many windows, until one has paid. So a try costs the time of LOSS windows and the one that passes it, whatever
+the texts are like, and however many sequences a window has. The next request takes over what was lost, all of it: many
+short answers that lose a little each end drafts as a long one does.
 
 Units    milliseconds of any clock; a `key` tells apart what cannot be compared: how many sequences a window has
 """
@@ -17,12 +18,12 @@ from typing import Final
 CALIBRATION: Final = 4
 """Windows without drafts that are measured before anything is compared."""
 LOSS: Final = 3.0
-"""Tokens of time that a try may cost."""
+"""Windows without drafts, in time, that a try may cost."""
 SAVED: Final = 6.0
-"""Tokens of time that a request may have gained and lose again: drafts that pay have bad stretches."""
+"""The same that a request may have gained and lose again: drafts that pay have bad stretches."""
 CARRIED: Final = 2.0
-"""Tokens of time that a request may leave to the next one of what it gained: one answer that drafts do not suit does
-not end them for many that they do."""
+"""The same that a request may leave to the next one of what it gained: one answer that drafts do not suit does not end
+them for many that they do."""
 FORGET: Final = 0.4
 """How fast the time of a token without drafts follows what is measured."""
 FIRST_REFRESH: Final = 16
@@ -37,7 +38,7 @@ MOST_REST: Final = 4096
 OUTLIER: Final = 3.0
 """A window of so many times the usual is counted as so many: another program had the machine, a graph was captured."""
 FIRST_OUTLIER: Final = 12.0
-"""A first window of so many times a token without drafts is not counted at all: it loaded something."""
+"""A first window of so many times one without drafts is not counted at all: it loaded something."""
 
 
 class PlainTimes:
@@ -78,7 +79,7 @@ class Payoff:
         self._refresh = FIRST_REFRESH
         self._since = 0  # windows with drafts since others were measured
         self._probes = 0.0
-        self._least = float("inf")
+        self._least: dict[int, float] = {}
         self.balance = 0.0
         self.off = False
         self.turned_off = 0
@@ -110,18 +111,21 @@ class Payoff:
         if self.off:
             self._left -= 1
             if self._left <= 0:
-                self.off, self.balance, self._least = False, 0.0, float("inf")
+                self.off, self.balance, self._least = False, 0.0, {}
+
+    def captured(self) -> None:
+        """A window with drafts came whose time says nothing: it may have been the first of its kind."""
+        self._since, self._probes = self._since + 1, 0.0
 
     def drafted(self, key: int, ms: float, tokens: int) -> bool:
-        """A window with drafts gave so many tokens. True: drafts are off from here on. One may come behind that, which
-        had been started."""
-        plain = self._times.of(key)
-        first = self._least == float("inf")
-        self._least = min(self._least, ms)
+        """A window with drafts gave so many tokens to `key` sequences. True: drafts are off from here on. One may come
+        behind that, which had been started."""
+        plain, first = key * (self._times.of(key) or 0.0), key not in self._least
+        least = self._least[key] = min(self._least.get(key, ms), ms)
         self._since, self._probes = self._since + 1, 0.0
         if self.off or not plain or (first and ms > FIRST_OUTLIER * plain):
             return False
-        gained = tokens - min(ms, OUTLIER * self._least) / plain
+        gained = tokens / key - min(ms, OUTLIER * least) / plain
         self.balance = min(self.balance + gained, SAVED)
         if self.balance > -LOSS:
             if self.balance == SAVED:
@@ -135,7 +139,7 @@ class Payoff:
         """Behind a `drafted` that was True, a line for the log: whose drafts they were, what they lost."""
         plain = self._times.of(key) or 0.0
         whose, rest = ("this request", "it goes") if key == 1 else (f"{key} slots", "they go")
-        lost = f"they lost {-self.balance * plain:.1f} ms against {plain:.2f} ms a token without"
+        lost = f"they lost {-self.balance * key * plain:.1f} ms against {plain:.2f} ms a token without"
         return f"drafts of {whose} do not pay: {lost}; {rest} on without for a while"
 
 

@@ -134,7 +134,11 @@ class SoloDrafting:
 
 
 class SlotDrafting:
-    """Windows of the slots: `window` where drafts are wanted, and the times of those where they are not."""
+    """Windows of the slots: `window` where drafts are wanted, and the times of those where they are not.
+
+    What windows take is measured from the end of the one before: what the host does between two of them, it does while
+    the card works only where the next one has been started.
+    """
 
     def __init__(
         self,
@@ -149,22 +153,45 @@ class SlotDrafting:
         self._end_ids = end_ids
         self._clock = clock
         self._payoff = Payoff(times)
+        self._kinds: set[tuple[int, int, bool]] = set()  # slots, rows, penalties: of windows with drafts so far
         self._turn = 0
+        self._at: float | None = None  # the end of the last window, when nothing else has come since
 
     def wants(self, n: int) -> bool:
-        """Whether the next window of n slots has drafts."""
-        return self._rules.slots and self._payoff.wants(n)
+        """Whether the next window of n slots has drafts. Where one without gives as many tokens as one with drafts can,
+        none has."""
+        return self._rules.slots and n < WINDOW_ROWS and self._payoff.wants(n)
 
-    def plain(self, n: int, ms: float, steady: bool) -> None:
+    def interrupt(self) -> None:
+        """Something else than a window comes, which takes its time."""
+        self._at = None
+
+    def begin(self) -> float:
+        """When the window that comes now began."""
+        return self._clock() if self._at is None else self._at
+
+    def plain(self, n: int, begun: float, steady: bool) -> None:
         """A window without drafts gave a token to each of n slots."""
         if self._rules.slots:
-            self._payoff.plain(n, ms, n, steady)
+            self._at = self._clock()
+            self._payoff.plain(n, self._at - begun, n, steady)
 
     def window(self, rows: Sequence[Row], decoding: Sequence[Decoding]) -> list[tuple[Decoding, list[int]]]:
         """The next tokens of slots, each with a draft if there is one; of as many slots as the window has room for."""
-        begun, n = self._clock(), len(decoding)
+        begun, n = self.begin(), len(decoding)
+        chosen = self._choose(rows, decoding)
+        said = self._runner.verify([row for _, row in chosen])
+        for (one, row), tokens in zip(chosen, said, strict=True):
+            if row.drafts:
+                one.drafts.add(len(row.drafts), len(tokens) - 1, len(row.drafts))
+        self._at = self._clock()
+        self._judge(n, [row for _, row in chosen], self._at - begun, sum(map(len, said)))
+        return [(one, tokens) for (one, _), tokens in zip(chosen, said, strict=True)]
+
+    def _choose(self, rows: Sequence[Row], decoding: Sequence[Decoding]) -> list[tuple[Decoding, Row]]:
+        """Slots of a window, whose turn it is, with their drafts."""
         chosen: list[tuple[Decoding, Row]] = []
-        room, turn = WINDOW_ROWS, self._turn
+        room, turn, n = WINDOW_ROWS, self._turn, len(decoding)
         for i in range(n):
             at = (turn + i) % n
             one, row = decoding[at], rows[at]
@@ -174,16 +201,25 @@ class SlotDrafting:
             room -= 1 + len(drafts)
             chosen.append((one, row._replace(drafts=drafts)))
         self._turn = (turn + len(chosen)) % n
-        said = self._runner.verify([row for _, row in chosen])
-        for (one, row), tokens in zip(chosen, said, strict=True):
-            if row.drafts:
-                one.drafts.add(len(row.drafts), len(tokens) - 1, len(row.drafts))
-        if self._payoff.drafted(n, self._clock() - begun, sum(map(len, said))):
+        return chosen
+
+    def _judge(self, n: int, rows: Sequence[Row], ms: float, tokens: int) -> None:
+        """A window of n slots with these rows gave so many tokens. The first of a kind may have captured its graph: it
+        says nothing of those that follow."""
+        kind = len(rows), sum(1 + len(row.drafts) for row in rows), any(map(_penalised, rows))
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            self._payoff.captured()
+        elif self._payoff.drafted(n, ms, tokens):
             log(self._payoff.verdict(n))
-        return [(one, tokens) for (one, _), tokens in zip(chosen, said, strict=True)]
 
     def _propose(self, one: Decoding, row: Row) -> list[int]:
         """A draft of a slot, if it may say another token behind it."""
         if one.n_left < 2 or not self._runner.follows(pool_slot(one.slot)):
             return []
         return self._runner.propose(row, 1, 0.0)
+
+
+def _penalised(row: Row) -> bool:
+    how = row.how
+    return (how.penalty_repeat, how.penalty_freq, how.penalty_present) != (1.0, 0.0, 0.0)

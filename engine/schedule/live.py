@@ -200,12 +200,12 @@ class Path:
     def _plain_window(self, rows: list[Row], decoding: list[Decoding], waits: bool) -> list[tuple[Decoding, list[int]]]:
         """A window without drafts. The next one is started ahead unless a read is likely to come first: behind an
         admission, whose BADM lets the next one in, none is, and it would be computed for nothing."""
-        n, begun, steady = len(rows), self._clock(), self.ahead or not self.rules.ahead
+        n, begun, steady = len(rows), self._drafted.begin(), self.ahead or not self.rules.ahead
         again = self.rules.ahead and not waits and not self._admitted and not self._drafted.wants(n)
         again = again and (self._work is None or self._share.is_due_again) and all(one.n_left > 1 for one in decoding)
         ids = self._runner.window(rows, again)
         self._ahead = [one.slot for one in decoding] if again else []
-        self._drafted.plain(n, self._clock() - begun, steady)
+        self._drafted.plain(n, begun, steady)
         return [(one, [token]) for one, token in zip(decoding, ids, strict=True)]
 
     def _window_between(self, work: _Work) -> list[Output]:
@@ -219,11 +219,13 @@ class Path:
         return events
 
     def _release(self, one: Decoding) -> None:
+        self._drafted.interrupt()
         self._sessions.release(pool_slot(one.slot), one.held if one.request.keep else None)
 
     def _advance(self, work: _Work, stop: bool) -> list[Output]:
         """The next unit of the request being worked on."""
         solo = work.solo
+        self._drafted.interrupt()
         unit = solo.next_unit(stop, self._chunk)
         events: list[Output] = []
         if isinstance(unit, Read):

@@ -136,6 +136,27 @@ def test_nothing_is_drafted_before_a_token_without_drafts_has_been_measured():
     assert not payoff.wants(2), "windows of two sequences have another time"
 
 
+@pytest.mark.parametrize("slots", [1, 4, 7])
+def test_a_try_costs_as_many_windows_however_many_slots_they_have(slots):
+    payoff, windows = Payoff(calibrated(1 / slots, slots)), 0
+    while not payoff.off:
+        payoff.drafted(slots, 1.5, slots)
+        windows += 1
+    assert windows == LOSS / 0.5
+
+
+def test_slow_windows_of_more_slots_are_not_compared_with_those_of_fewer():
+    times = calibrated(1.0, 1)
+    for _ in range(2 * CALIBRATION):
+        times.saw(4, 1.0)  # four rows take four times as long as one
+    payoff = Payoff(times)
+    for _ in range(10):
+        payoff.drafted(1, 1.0, 2)
+    for _ in range(40):
+        payoff.drafted(4, 8.0, 4)
+    assert payoff.off
+
+
 def test_one_slow_window_does_not_end_drafts():
     payoff = Payoff(calibrated())
     for i in range(32):

@@ -15,7 +15,7 @@ from strata.engine.schedule import drafting
 from strata.engine.schedule.ports import DraftRules, Round, Row
 from strata.engine.schedule.solo import Request
 from strata.kernels.ops import Sampling
-from strata.protocol.lines import Done, SlotDone, SlotToken, Token
+from strata.protocol.lines import Done, Token
 
 FAST = 1.0
 GREEDY = Sampling()
@@ -29,69 +29,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.ms
-
-
-@pytest.fixture
-def drafting_model(scripted):
-    """drafting_model(clock, hits, ..): a scripted model with a draft layer that proposes right or wrong tokens in turn.
-
-    hits: of every len(hits) proposals, those that are right · row_ms: what a row of a verify window takes
-    """
-
-    class DraftingModel(scripted):
-        def __init__(self, clock, hits=(True,), layer=True, row_ms=0.1, end=(3,), **given):
-            super().__init__(**given)
-            self.clock, self.hits, self.layer, self.row_ms = clock, hits, layer, row_ms
-            self.end = set(end)
-            self.fed: list[int] = []
-            self.proposed = 0
-            self.bars: set[float] = set()
-
-        def window(self, rows, again, rounds=0):
-            self.clock.ms += FAST
-            return super().window(rows, again)
-
-        def follows(self, slot: int) -> bool:
-            return self.layer
-
-        def propose(self, row: Row, most: int, min_p: float) -> list[int]:
-            self.bars.add(min_p)
-            found, tokens = [], row.tokens.tolist()
-            for _ in range(most):
-                right = self.says(row, tokens)
-                hit = self.hits[self.proposed % len(self.hits)]
-                self.proposed += 1
-                found.append(right if hit else (right + 1) % self.vocab)
-                tokens.append(found[-1])
-            return found
-
-        def says(self, row: Row, tokens: list[int]) -> int:
-            seed = hash(tuple(tokens)) % 2**32
-            logits = np.random.default_rng(seed).normal(size=self.vocab).astype(np.float32)
-            recent = np.array(tokens[max(0, len(tokens) - row.last_n) :], np.int32)
-            return self.sample(logits, recent, row.how, len(tokens))
-
-        def verify(self, rows):
-            assert sum(1 + len(row.drafts) for row in rows) <= 8
-            self.windows.append([row.slot for row in rows])
-            said = []
-            for row in rows:
-                assert not set(row.drafts) & self.end, "an end token was drafted"
-                self.clock.ms += self.row_ms * (1 + len(row.drafts))
-                held = self.state.tokens[row.slot]
-                assert held == row.tokens[:-1].tolist()
-                tokens, ids = row.tokens.tolist(), []
-                for draft in (*row.drafts, None):
-                    ids.append(self.says(row, tokens))
-                    tokens.append(draft)
-                n = n_kept(row.drafts, ids)
-                held += [int(row.tokens[-1]), *ids[: n - 1]]
-                self.fed.append(1 + len(row.drafts))
-                said.append(ids[:n])
-            self.clock.ms += FAST
-            return said
-
-    return DraftingModel
 
 
 @pytest.fixture
@@ -504,68 +441,6 @@ def test_a_text_that_begins_to_repeat_itself_late_is_drafted_all_the_same(schedu
     tokens, done = run_solo(path, request(max_new=120))
     assert tokens[:50] == [n % 50 + 10 for n in range(5, 55)]
     assert done.drafts_accepted > 30, "what was quiet for long is never looked at again"
-
-
-def slots(path, requests) -> tuple[dict[int, list[int]], list[SlotDone]]:
-    """All requests in slots at once -> their tokens, and their ends."""
-    events = []
-    for slot, each in enumerate(requests):
-        events += path.admit(slot, each)
-        while path.busy:
-            events += path.step()
-    while path.decoding:
-        events += path.step()
-    texts: dict[int, list[int]] = {slot: [] for slot in range(len(requests))}
-    for event in events:
-        if isinstance(event, SlotToken):
-            texts[event.slot].append(event.id)
-    return texts, [event for event in events if isinstance(event, SlotDone)]
-
-
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    n=st.integers(2, 6),
-    hits=st.lists(st.booleans(), min_size=1, max_size=5),
-    row_ms=st.floats(0.0, 0.6),
-    lengths=st.lists(st.integers(2, 40), min_size=6, max_size=6),
-)
-def test_slots_with_drafts_say_what_they_say_without(schedule, drafting_model, n, hits, row_ms, lengths):
-    asked = [request(4 + i, lengths[i], Sampling(temperature=0.5, seed=i), i) for i in range(n)]
-    found = []
-    for rules in (DraftRules(), DraftRules(2, 0.0, 0, slots=True)):
-        clock = Clock()
-        model = drafting_model(clock, tuple(hits), True, row_ms, n_slots=n, n_checkpoints=1)
-        path = schedule(model, clock=clock, max_context=96, drafts=rules)
-        texts, ends = slots(path, asked)
-        found.append((texts, sorted((end.slot, end.generated, end.finish) for end in ends)))
-    assert found[0] == found[1]
-
-
-def test_more_slots_than_a_window_has_rows_for_take_turns(schedule, drafting_model):
-    clock = Clock()
-    model = drafting_model(clock, row_ms=0.0, end=(), n_slots=6, n_checkpoints=1)
-    path = schedule(model, clock=clock, max_context=96, drafts=DraftRules(2, 0.0, 0, slots=True), end_ids=())
-    _, ends = slots(path, [request(4, 40, seed=i) for i in range(6)])
-    verified = [window for window in model.windows if 2 <= len(window) <= 4]
-    assert len(verified) > 20
-    counts = [sum(slot in window for window in verified) for slot in range(1, 7)]
-    assert max(counts) - min(counts) <= 0.3 * max(counts), "a slot waits while others go on"
-    assert all(end.drafts_offered and end.drafts_accepted == end.drafts_offered for end in ends)
-
-
-@pytest.mark.parametrize("ahead", [True, False], ids=["a card", "the host"])
-def test_slots_have_drafts_whether_or_not_windows_are_started_ahead(schedule, drafting_model, ahead):
-    clock = Clock()
-    model = drafting_model(clock, end=(), n_slots=4, n_checkpoints=1)
-    rules = DraftRules(2, 0.0, 0, slots=True)
-    path = schedule(model, clock=clock, max_context=96, drafts=rules, end_ids=(), ahead=ahead)
-    _, ends = slots(path, [request(4, 40, seed=i) for i in range(4)])
-    assert all(end.drafts_accepted > 10 for end in ends)
-
-
-def test_slots_without_drafts_say_nothing_of_them(schedule, scripted):
-    _, ends = slots(schedule(scripted(n_slots=2, n_checkpoints=1)), [request(4, 6), request(5, 6)])
-    assert [end.drafts_offered for end in ends] == [None, None]
 
 
 def test_an_end_token_is_never_drafted():
