@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from strata.bench.__main__ import main
+from strata.bench.checks import Findings
+from strata.bench.draft_test import Run, note_slots
 
 PROXY = """#!{python}
 import subprocess, sys
@@ -62,12 +64,26 @@ def test_answers_alone_are_not_run_when_slots_are_wanted(packs, tmp_path):
     assert works and all("2 slots" in work for work in works)
 
 
+def of_times(*seconds: float) -> Run:
+    return Run([], "a card", list(seconds))
+
+
+@pytest.mark.parametrize(("seconds", "ok"), [((1.5, 0.9, 1.0), True), ((0.9, 1.5, 1.6), False)])
+def test_slots_have_a_floor_and_every_time_is_told(seconds, ok):
+    findings = Findings()
+    note_slots(findings, "2 slots", of_times(*seconds), of_times(1.0, 1.0, 1.0), 0.97)
+    (check,) = findings.checks
+    (speed,) = [record for record in findings.records if record.work == "2 slots, speed against none"]
+    assert check.ok is ok and speed.runs == 3
+    assert (speed.min, speed.max) == (1 / max(seconds), 1 / min(seconds))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--batch", "1"], "2 to 8 slots"),
         (["--batch", "0", "--only", "slots"], "wants some"),
-        (["--only", "slots", "--floor", "0.97"], "wants no --floor"),
+        (["--repeats", "0"], "1 or more"),
     ],
 )
 def test_options_that_would_come_to_nothing_are_refused(packs, capsys, options, said):
