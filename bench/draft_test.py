@@ -102,8 +102,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
             compare(findings, f"{name}, alone", todo, withal, plain)
             for task in args.tasks:
                 places = [i for i, problem in enumerate(todo) if problem.sample.task == task]
-                ends = (each.of(places, len(todo)) for each in (withal, plain))
-                note(findings, f"{task}, {name}", *ends, args.floor)
+                of_task, without = (each.of(places, len(todo)) for each in (withal, plain))
+                note(findings, f"{task}, {name}", of_task, without, args.floor)
         if slots:
             of_slots, by_slots = ("--batch", str(slots)), f"{name}, {slots} slots"
             bare, drafted = ask(*of_slots), ask(*args.drafts, "--batch-mtp", *of_slots)
