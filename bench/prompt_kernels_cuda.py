@@ -1,12 +1,12 @@
 """What the kernels of a prompt's attention and delta net take one by one, ways to cut them, and float products.
 
-    python -m strata.bench.prompt_kernels_cuda --out results.json [--only peak,floats,scan,attention,ways,scores,mixes]
+    python -m strata.bench.prompt_kernels_cuda --out results.json [--only peak,floats,scan,attention,ways]
 
 Bits are checked first, as prompt_operations does. A kernel's figure is what lies between two events around its launches
 in one call of the operation, outside a graph: microseconds, all its launches together.
 
 Sections   peak: multiply-adds of a loop of nothing else, and of loops that read shared memory beside them in the ways
-           the sources count on; ways: rows of a block; scores: tiles of index scores; mixes: teams of hyper_rows
+           the sources count on; ways: rows of a block
 Errors     exit code 1 and the case when a bit differs
 Cost       some 40 s on an H200, half of them for the compiler
 """
@@ -30,12 +30,11 @@ from strata.bench import prompt_operations as parts
 from strata.bench.kernels_cuda import Bench
 from strata.bench.operations_cuda import Operations
 from strata.bench.report import Report, show
-from strata.kernels.cuda import gdn, hyper, qsa
-from strata.kernels.ops import Gdn, Hyper
+from strata.kernels.cuda import gdn, qsa
+from strata.kernels.ops import Gdn
 
 REPEATS: Final = 5
 DEPTHS: Final = (8192, 2048)
-STREAMS, HIDDEN, RANK = 4, 2560, 320
 
 PEAK: Final = r"""
 // Dots of 64 tokens with 12 heads by a warp, as qsa_prompt_keys computes them, many times from the same memory. A lane
@@ -199,64 +198,12 @@ def ways(ops: Operations) -> None:
     ops.kernels.bound = None
 
 
-def scores(ops: Operations) -> None:
-    """Scores of index blocks by tiles of every cut, for a whole prompt and for the last chunk of a long one."""
-    for depth, n in ((8192, 8192), (32768, 8192)):
-        call, _ = layer_of(ops, "fp32", depth, n)
-        positions = np.arange(depth - n, depth, dtype=np.float64) + 1
-        competing = (positions // parts.R)[positions // parts.R > parts.BUDGET // parts.R].sum()
-        macs = {"qsa_score_tile": float(competing * parts.INDEX_HEADS * parts.INDEX_DIM)}
-
-        def attended(call: Callable[[], Any] = call) -> Any:
-            with ops.bench.workspace.scratch():
-                return call().copy()
-
-        want = attended()
-        for tile in (None, *qsa.SCORE_TILES):
-            with patch.object(qsa, "SCORE_TILE", tile):
-                what = f"{n} rows at {depth}, score tiles {tile or 'of qsa_score.cu'}"
-                parts.same(ops, what, attended(), want)
-                by_kernel(ops, what, call, macs, qsa)
-        del call, attended, want
-        ops.cp.get_default_memory_pool().free_all_blocks()
-    ops.kernels.bound = None
-
-
-def mixes(ops: Operations) -> None:
-    """Streams on their way into a hyper-connection: blocks of one team, or of several that share its weights."""
-    cols = STREAMS * HIDDEN
-    hc = Hyper(
-        ops.f(STREAMS, HIDDEN), ops.bench.weight("Q6_K", RANK, cols), ops.bench.weight("Q8_0", cols, RANK),
-        ops.bench.weight("F32", STREAMS, cols),
-    )  # fmt: skip
-    for n in DEPTHS:
-        x, y, beta = ops.f(n, STREAMS, HIDDEN), ops.f(n, HIDDEN), ops.f(n, STREAMS)
-
-        def mix(at: Any, n: int = n, beta: Any = beta, y: Any = y) -> Any:
-            return hyper.hyper_mix(ops.bench.workspace, at, hc, parts.EPS, n, (beta, y))
-
-        def mixed(x: Any = x, mix: Callable[[Any], Any] = mix) -> list[Any]:
-            at = x.copy()
-            with ops.bench.workspace.scratch():
-                return [at, *(a.copy() for a in mix(at))]
-
-        want = mixed()
-        for way in (None, *hyper.RESIDENT_WAYS):
-            with patch.object(hyper, "RESIDENT", way):
-                what = f"mix of {n} rows, " + (f"{way[1]} teams of {way[0]} rows" if way else "blocks of one team")
-                for got, wanted in zip(mixed(), want, strict=True):
-                    parts.same(ops, what, got, wanted)
-                by_kernel(ops, what, partial(mix, x.copy()), {}, hyper)
-
-
 SECTIONS: Final[dict[str, Callable[[Operations], None]]] = {
     "peak": peak,
     "floats": parts.floats,
     "scan": scan,
     "attention": attention,
     "ways": ways,
-    "scores": scores,
-    "mixes": mixes,
 }
 
 

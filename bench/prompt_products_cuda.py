@@ -280,12 +280,6 @@ class Products:
         )
         down, up = bench.weight("Q6_K", RANK, cols), bench.weight("Q8_0", cols, RANK)
         hc = Hyper(cp.ones((STREAMS, HIDDEN), "f"), down, up, bench.weight("F32", STREAMS, cols))
-        chosen = hyper._ROWS_OF_A_BLOCK
-        for rows in (1, 2, 3, 4):
-            hyper._ROWS_OF_A_BLOCK = rows  # type: ignore[misc]
-            ms = milliseconds(bench, lambda: hyper.hyper_mix(bench.workspace, x, hc, 1e-6, n, (beta, y)))
-            bench.add(f"hyper {n}: hyper_rows, {rows} of a block", "us", [1e3 * t for t in ms["hyper_rows"]])
-        hyper._ROWS_OF_A_BLOCK = chosen  # type: ignore[misc]
         ms = milliseconds(bench, lambda: hyper.hyper_mix(bench.workspace, x, hc, 1e-6, n, (beta, y)))
         for label, times in ms.items():
             bench.add(f"hyper {n}: {label}", "us", [1e3 * t for t in times])

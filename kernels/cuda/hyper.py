@@ -27,13 +27,12 @@ MAX_WIDTH: Final = 64 * LANES
 """Elements of a stream: a thread holds one in LANES of them in registers."""
 MAX_WIDTH_OF_ROWS: Final = 32 * LANES
 """The same of `hyper_rows.cu`, which has several rows in registers."""
-_ROWS_OF_A_BLOCK: Final = 2
-"""Rows that read a line of inject together, in `hyper_rows.cu`: 367 us for 8,192 rows. A warp a row, with four elements
-a lane: 475 (H200, 2026-11-29)."""
-RESIDENT_WAYS: Final = ((1, 8), (2, 4), (2, 5))
-"""Rows of a team of `hyper_rows.cu` and teams of a block that has w and inject in shared memory, as compiled."""
-RESIDENT: tuple[int, int] | None = (2, 4)
-"""One of RESIDENT_WAYS for prompts of many rows; None: blocks of one team."""
+ROWS_OF_A_TEAM: Final = 2
+"""Rows that read a line of inject together, in `hyper_rows.cu`: 367 us for 8,192 rows with blocks of one team. A warp a
+row, with four elements a lane: 475 (H200, 2026-11-29)."""
+_TEAMS_OF_A_BLOCK: Final = 4
+"""Teams of `hyper_rows.cu` that share w and inject in shared memory: 311 us for 8,192 rows and 90 for 2,048. Blocks of
+one team: 380 and 108; of five: 329 and 101; of eight with a row each: 319 and 86 (H200, 2026-11-30)."""
 _FEWEST_ROWS: Final = 8
 """Rows of a multiprocessor from which it is worth to copy w and inject to its shared memory."""
 _GATE_THREADS: Final = 256
@@ -129,14 +128,14 @@ def _quantises(hc: Hyper, n: int, width: int) -> bool:
     return fits and plain and not hc.down.type.is_float and not hc.up.type.is_float
 
 
-def _rows_way(card: cards.Card, n: int, streams: int, width: int, injects: bool) -> tuple[int, int, int]:
-    """Rows of a team, teams of a block (0: blocks of one) and dynamic shared memory in bytes, of `hyper_rows.cu`."""
-    plain = _ROWS_OF_A_BLOCK, 0, 0
-    if RESIDENT is None or not injects or n < _FEWEST_ROWS * card.multiprocessors:
-        return plain
-    rows, teams = RESIDENT
-    shared, buffers = _FLOAT * streams * (1 + streams) * width, _FLOAT * teams * rows * streams * LANES
-    return (rows, teams, shared) if shared + buffers <= card.shared_block else plain
+def teams_of_a_block(card: cards.Card, n: int, streams: int, width: int, injects: bool) -> tuple[int, int]:
+    """Teams that share w and inject in `hyper_rows.cu`, and bytes of dynamic shared memory for these; (0, 0), blocks of
+    one team that shares nothing: without inject, of few rows, and where a block of the card has no room."""
+    if not injects or n < _FEWEST_ROWS * card.multiprocessors:
+        return 0, 0
+    shared = _FLOAT * streams * (1 + streams) * width
+    buffers = _FLOAT * _TEAMS_OF_A_BLOCK * ROWS_OF_A_TEAM * streams * LANES
+    return (_TEAMS_OF_A_BLOCK, shared) if shared + buffers <= card.shared_block else (0, 0)
 
 
 def _mix_rows(
@@ -155,12 +154,12 @@ def _mix_rows(
     made = room_for_quantized(workspace, n, cols, kind)
     factors = workspace.array((n, streams))
     inject = None if hc.inject is None or beta is None else hc.inject.data
-    rows, teams, shared = _rows_way(cards.card(), n, streams, width, inject is not None)
-    blocks = cards.card().multiprocessors if teams else -(-n // rows)
+    teams, shared = teams_of_a_block(cards.card(), n, streams, width, inject is not None)
+    blocks = cards.card().multiprocessors if teams else -(-n // ROWS_OF_A_TEAM)
     launch(
         "hyper_rows.cu", "hyper_rows", (blocks,), (LANES * max(teams, 1),),
         x, *(added or (None, None)), hc.norm, inject, factors, made.q, made.d, made.sums, beta, n, eps, scale,
-        shared=shared, STREAMS=streams, PER_THREAD=width // LANES, ROWS=rows, INJECTS=int(inject is not None),
+        shared=shared, STREAMS=streams, PER_THREAD=width // LANES, ROWS=ROWS_OF_A_TEAM, INJECTS=int(inject is not None),
         INPUT_ORDER=plans.order(kind), SUMS=kind.sums, TEAMS=teams,
     )  # fmt: skip
     a = linear_quantized(workspace, hc.down, made)

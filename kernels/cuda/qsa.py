@@ -47,21 +47,21 @@ MOST_UNITS: Final = 64
 """Value heads times slices of 32 dims of a row, at most."""
 HEADS_OF_A_THREAD: Final = (12, 6, 4, 3, 2, 1)
 """Query heads that share keys and are computed by one thread, as compiled."""
+TILE_KEYS: Final = 48
+TILE_BLOCKS: Final = 3
+"""Keys of a tile of qsa_score_tile.cu and its blocks of a multiprocessor: 459 us for a prompt of 8,192 tokens, 2,598
+for the last 8,192 of 32,768. 64 and 2: 503 and 2,738; 32 and 4: 458 and 2,738; tiles of 64 keys whose lanes have two
+chains of 4 x 8 dots: 629 and 3,093 (H200, 2026-11-30)."""
 
 _WARP: Final = 32
 _WARPS: Final = 4
 _THREADS: Final = 128
 _KEYS: Final = 64
-_TILE_KEYS: Final = 64
 _SCORED_QUERIES: Final = 64
 _SCORED_ROWS: Final = 32
 """Rows of a tile of qsa_score_tile.cu at most: a row a lane."""
 _SCORE_BLOCKS: Final = 528
 """Blocks of the scores of a window: four for each multiprocessor of a large card; each takes tiles in turn."""
-SCORE_TILES: Final = ((48, 3), (64, 2), (32, 4))
-"""Keys of a tile of qsa_score_tile.cu, and blocks of a multiprocessor, as compiled."""
-SCORE_TILE: tuple[int, int] | None = (48, 3)
-"""One of SCORE_TILES; None: the tiles of qsa_score.cu."""
 _SELECT_FEW: Final = 1024
 _SELECT_MANY: Final = 256
 _SLICE: Final = 32
@@ -432,13 +432,12 @@ def _select(workspace: Workspace, g: _Shape, few: bool, rows: _Rows, iq: DeviceA
         shared = _FLOAT * (_KEYS * (g.index_dim + 4) + g.index_heads * (g.index_dim + _KEYS))
         grid = (min(tiles, max(1, _SCORE_BLOCKS // n)), n)
         launch("qsa_score.cu", "qsa_score", grid, (_THREADS,), *arguments, shared=shared)
-    elif SCORE_TILE:
-        keys, blocks = SCORE_TILE
-        grid = (-(-g.blocks // keys), -(-n // min(_SCORED_QUERIES // g.index_heads, _SCORED_ROWS)))
-        launch("qsa_score_tile.cu", "qsa_score_tile", grid, (_THREADS,), *arguments, n, TILE_KEYS=keys, BLOCKS=blocks)
     else:
-        grid = (-(-g.blocks // _TILE_KEYS), -(-n // (_SCORED_QUERIES // g.index_heads)))
-        launch("qsa_score.cu", "qsa_score_tile", grid, (256,), *arguments, n)
+        grid = (-(-g.blocks // TILE_KEYS), -(-n // min(_SCORED_QUERIES // g.index_heads, _SCORED_ROWS)))
+        launch(
+            "qsa_score_tile.cu", "qsa_score_tile", grid, (_THREADS,), *arguments, n,
+            TILE_KEYS=TILE_KEYS, BLOCKS=TILE_BLOCKS,
+        )  # fmt: skip
     launch(
         "qsa_select.cu", "qsa_select", (n,), (_SELECT_FEW if few else _SELECT_MANY,),
         scores, rows.positions, chosen, stride, g.r, g.picked,

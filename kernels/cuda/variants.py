@@ -11,10 +11,12 @@ from typing import Final
 from strata.kernels.cuda.chains import router_plan
 from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.gdn import BULK_ARCH, HEAD_SIZES, WINDOW_ROWS
-from strata.kernels.cuda.hyper import RESIDENT_WAYS
-from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, KEY_WARPS, SCORE_TILES
+from strata.kernels.cuda.hyper import ROWS_OF_A_TEAM, teams_of_a_block
+from strata.kernels.cuda.product_variants import CARDS
+from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, KEY_WARPS, TILE_BLOCKS, TILE_KEYS
 from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
+from strata.kernels.ops import LANES
 
 _PLAIN: Final = ("norm", "embed", "ple", "sample", "window", "draft", "round", "qsa_score", "qsa_select", "fingerprint")
 _GROUPS: Final = tuple((256, heads) for heads in HEADS_OF_A_THREAD[1:]) + ((128, 12), (192, 1))
@@ -30,11 +32,12 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
         yield "hyper.cu", {"PER_THREAD": 20, "STREAMS": 4, "INPUT_ORDER": order, "SUMS": sums}
     yield "hyper.cu", {"STREAMS": 4, "FACTORS": 1}
     for order, sums in (("NATIVE", 16), ("EIGHT", 0)):
-        rows: Constants = {"STREAMS": 4, "PER_THREAD": 20, "INPUT_ORDER": order, "SUMS": sums}
+        rows: Constants = {"STREAMS": 4, "ROWS": ROWS_OF_A_TEAM, "INPUT_ORDER": order, "SUMS": sums}
         for injects in (0, 1):
-            yield "hyper_rows.cu", rows | {"ROWS": 2, "INJECTS": injects, "TEAMS": 0}
-        for of_team, teams in RESIDENT_WAYS if arch == BULK_ARCH else ():
-            yield "hyper_rows.cu", rows | {"ROWS": of_team, "INJECTS": 1, "TEAMS": teams}
+            yield "hyper_rows.cu", rows | {"PER_THREAD": 20, "INJECTS": injects, "TEAMS": 0}
+        for width in (256, 2560):
+            teams, _ = teams_of_a_block(CARDS[arch], 8192, 4, width, injects=True)
+            yield "hyper_rows.cu", rows | {"PER_THREAD": width // LANES, "INJECTS": 1, "TEAMS": teams}
     for kind, spans in (("Q8_0", 10), ("Q8_0", 2), ("Q5_1", 10), ("IQ4_NL", 24)):
         up: Constants = {"TYPE": kind, "SPANS": spans, "STREAMS": 4}
         for fresh, eights, at_once in ((1, 1, 1), (0, 1, 5), (0, 2, 5)):
@@ -65,8 +68,7 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
                     yield "gdn_slots.cu", slots | gates | {"IN_REGISTERS": 0}
                     yield "gdn_slots.cu", slots | gates | {"IN_REGISTERS": 1}
     yield "qsa_stage.cu", {}
-    for keys_of_tile, blocks in SCORE_TILES:
-        yield "qsa_score_tile.cu", {"TILE_KEYS": keys_of_tile, "BLOCKS": blocks}
+    yield "qsa_score_tile.cu", {"TILE_KEYS": TILE_KEYS, "BLOCKS": TILE_BLOCKS}
     for keys, values in KV.values():
         formats: Constants = {"KEYS": FORMATS[keys.name], "VALUES": FORMATS[values.name]}
         yield "qsa_prepare.cu", formats

@@ -7,11 +7,12 @@
 //                  Rows of one tile may belong to several slots: each run of rows of a slot is computed with that slot's keys.
 // Rows whose blocks do not compete are left out, and their scores undefined.
 // Why      with two chains of 4 x 8 dots a lane reads 24 words for 64 fma, so that reads take longer than sums. Several
-//          blocks of four warps: while one waits for its rows, its pages and its first keys, the others add.
-// Constants   TILE_KEYS (32, 48, 64), BLOCKS of a multiprocessor
+//          blocks of four warps: while one waits for its rows, its pages and its first keys, the others add. Their shared
+//          memory (17.5 KB each with 48 keys) has room on every card: 64 KB of a multiprocessor are the least.
+// Constants   TILE_KEYS, a multiple of 16 up to 64; BLOCKS of a multiprocessor
 // Shapes   as in qsa_score.cu
 // Source   `ops.Kernels.qsa_attend`
-#include "cache.cuh"
+#include "qsa_score.cuh"
 
 constexpr int THREADS = 128;
 constexpr int QUERIES = 64;
@@ -20,6 +21,7 @@ constexpr int SLICE = 16;
 constexpr int PITCH = SLICE + 4;           // floats: eight rows begin in different banks
 constexpr int DOTS_PITCH = TILE_KEYS + 8;  // four rows likewise, eight words of each
 constexpr int Q = 8, K = TILE_KEYS / 4;    // dots of a lane
+static_assert(TILE_KEYS % 16 == 0, "four lanes exchange the chains of four keys");
 
 struct Slices {
     float queries[QUERIES][PITCH], keys[TILE_KEYS][PITCH];
@@ -28,22 +30,10 @@ struct Slices {
 constexpr int DOTS = QUERIES * DOTS_PITCH, TWO_SLICES = 2 * sizeof(Slices) / sizeof(float);
 constexpr int TILE_FLOATS = DOTS > TWO_SLICES ? DOTS : TWO_SLICES;
 
-struct Pages {
-    const float* block;
-    const int* tables;
-    int pages_of_a_slot, r, d;
-
-    DEVICE const float* key(int slot, int j) const {
-        return block + token_row(tables, pages_of_a_slot, slot, j * r) / r * d;
-    }
-};
-
-DEVICE float positive(float x) { return x > 0.0f ? x : 0.0f; }
-
 // The pieces of 16 bytes of a tile's slices that a thread copies: of two queries and two keys.
 struct Copies {
     static constexpr int PIECES = SLICE / 4, EACH = THREADS / PIECES, N = QUERIES / EACH;
-    static_assert(N * EACH == QUERIES && TILE_KEYS <= QUERIES, "a thread has as many keys as queries, or one less");
+    static_assert(N * EACH == QUERIES && TILE_KEYS <= QUERIES, "a thread has as many keys as queries, or fewer");
     const float *query[N], *key[N];
     int row, x;
 

@@ -12,6 +12,7 @@ from strata.kernels import cpu
 from strata.kernels.cuda import card as cards
 from strata.kernels.cuda import forms, hyper, hyper_window, product
 from strata.kernels.cuda.hyper import MOST_WORDS, hyper_add, hyper_mix
+from strata.kernels.cuda.product_variants import CARDS
 from strata.kernels.formats import BY_NAME, CARD_FORMS, Weight
 from strata.kernels.ops import Hyper
 from strata.kernels.reference.repack import repack
@@ -218,19 +219,17 @@ def test_a_prompts_mix_without_normed_streams_is_add_then_mix(
         same_bits(target.host(made), want_beta)
 
 
-@pytest.mark.parametrize("way", hyper.RESIDENT_WAYS)
 @pytest.mark.parametrize(("n", "c", "h", "kind", "added"), [(77, 4, 128, "Q6_K", True), (51, 2, 256, "Q5_K", False)])
 def test_teams_that_share_the_weights_of_a_mix_give_the_bits_of_blocks_of_one(
-    target, same_bits, random_weight, monkeypatch, way, n, c, h, kind, added
+    target, same_bits, random_weight, monkeypatch, n, c, h, kind, added
 ):
     hc = case(random_weight, c, h, 32, "Q8_0", True)
     hc = target.put(replace(hc, down=random_weight(kind, 32, c * h)))
     y, beta = target.put(streams(n, h)), target.put(streams(n, c))
     results = []
-    monkeypatch.setattr(hyper, "_FEWEST_ROWS", 0)
-    for ways in (None, way):
-        monkeypatch.setattr(hyper, "RESIDENT", ways)
-        assert bool(hyper._rows_way(cards.card(), n, c, h, True)[1]) == bool(ways)
+    for fewest, teams in ((n, 0), (0, 4)):
+        monkeypatch.setattr(hyper, "_FEWEST_ROWS", fewest)
+        assert hyper.teams_of_a_block(cards.card(), n, c, h, injects=True)[0] == teams
         x = target.put(streams(n, c, h))
         made = hyper_mix(target.workspace(16), x, hc, EPS, 256, (beta, y) if added else None)
         results.append([target.host(a) for a in (x, *made)])
@@ -238,9 +237,10 @@ def test_teams_that_share_the_weights_of_a_mix_give_the_bits_of_blocks_of_one(
         same_bits(got, want)
 
 
-def test_weights_of_a_mix_that_no_block_has_room_for_stay_where_they_are(monkeypatch):
-    monkeypatch.setattr(hyper, "RESIDENT", (1, 8))
-    h200, small = cards.Card(90, 132, 227 << 10, 228 << 10), cards.Card(89, 128, 99 << 10, 100 << 10)
-    assert hyper._rows_way(h200, 8192, 4, 2560, True) == (1, 8, 204_800)
-    for card, n, injects in ((small, 8192, True), (h200, 8192, False), (h200, 132, True)):
-        assert hyper._rows_way(card, n, 4, 2560, injects) == (2, 0, 0)
+@pytest.mark.parametrize("arch", CARDS)
+def test_weights_of_a_mix_that_no_block_has_room_for_stay_where_they_are(arch):
+    card = CARDS[arch]
+    assert hyper.teams_of_a_block(card, 8192, 4, 2560, injects=True) == ((4, 204_800) if arch == 90 else (0, 0))
+    assert hyper.teams_of_a_block(card, 8192, 4, 256, injects=True) == (4, 20_480)
+    assert hyper.teams_of_a_block(card, 8192, 4, 256, injects=False) == (0, 0)
+    assert hyper.teams_of_a_block(card, card.multiprocessors, 4, 256, injects=True) == (0, 0)

@@ -332,9 +332,8 @@ def test_a_captured_window_replayed_for_other_rows_gives_what_they_get_eagerly(t
         same_bits(target.host(results[0]), want)
 
 
-@pytest.mark.parametrize("tile", qsa.SCORE_TILES)
 @pytest.mark.parametrize(("index_heads", "index_dim", "rows"), [(4, 128, 40), (3, 32, 25), (1, 64, 70), (64, 32, 3)])
-def test_tiles_of_any_cut_have_the_scores_of_a_row_alone(target, same_bits, tile, index_heads, index_dim, rows):
+def test_rows_that_share_a_tile_do_not_get_each_others_scores(target, same_bits, index_heads, index_dim, rows):
     """Rows of three slots, some of which keep all that they see; blocks that do not compete get no score."""
     rng = np.random.default_rng([rows, index_dim])
     pages, r, picked, stride = 9, 4, 20, 160
@@ -348,25 +347,10 @@ def test_tiles_of_any_cut_have_the_scores_of_a_row_alone(target, same_bits, tile
     alone, tiled = (target.put(np.full((rows, stride), -1, np.float32)) for _ in range(2))
     shared = 4 * (64 * (index_dim + 4) + index_heads * (index_dim + 64))
     launch("qsa_score.cu", "qsa_score", (3, rows), (128,), *arrays, alone, *numbers, shared=shared)
-    keys, blocks = tile
-    grid = (-(-pages * PAGE // r // keys), -(-rows // min(64 // index_heads, 32)))
-    constants = {"TILE_KEYS": keys, "BLOCKS": blocks}
+    grid = (-(-pages * PAGE // r // qsa.TILE_KEYS), -(-rows // min(64 // index_heads, 32)))
+    constants = {"TILE_KEYS": qsa.TILE_KEYS, "BLOCKS": qsa.TILE_BLOCKS}
     launch("qsa_score_tile.cu", "qsa_score_tile", grid, (128,), *arrays, tiled, *numbers, rows, **constants)
     same_bits(target.host(tiled), target.host(alone))
-
-
-@GEOMETRIES
-@pytest.mark.parametrize("tile", qsa.SCORE_TILES[:1])
-def test_rows_of_prompts_keep_the_same_blocks_with_tiles_of_another_cut(
-    target, same_bits, monkeypatch, shape, pages, start, tile
-):
-    case = Sequences(target, shape, pages)
-    rows = case.rows((1, start), (0, 60))
-    case.store(*rows)
-    queries = case.queries(len(rows[0]))
-    want = case.attend(*rows, queries)
-    monkeypatch.setattr(qsa, "SCORE_TILE", tile)
-    same_bits(case.attend(*rows, queries), want)
 
 
 @pytest.mark.parametrize("threads", [256, 1024])
