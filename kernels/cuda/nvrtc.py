@@ -1,7 +1,7 @@
 """NVRTC through ctypes, from the wheel nvidia-cuda-nvrtc: compiles for any card without one, and without CuPy.
 
-compile_cubin(text, arch)              bytes of machine code for sm_<arch>, and what the assembler says of each kernel
-compile_ptx(text, arch)                the compiler's text before the assembler
+compile_cubin(text, arch)              bytes of machine code for sm_<arch>, and what compiler and assembler say of each
+                                       kernel
 usage(arch, source, constants)         the same of a source of kernels/cuda, as rows of a report
 
 Errors   CompileError with the compiler's log; ImportError when the wheel is not installed
@@ -26,13 +26,18 @@ from strata.kernels.cuda.machine_code import CompileError
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Resources of one kernel: registers a thread, static shared bytes, bytes spilled to memory, bytes of stack."""
+    """Resources of one kernel: registers a thread, static shared bytes, bytes spilled to memory, bytes of stack.
+
+    waits, releases: whether it waits for the kernel before it, and lets the next one begin before it ends
+    """
 
     entry: str
     registers: int
     shared: int
     spill: int
     stack: int
+    waits: bool
+    releases: bool
 
 
 @cache
@@ -59,13 +64,7 @@ def compile_cubin(text: str, arch: int) -> tuple[int, list[Usage]]:
     with _compiled(text, f"sm_{arch}", "--ptxas-options=-v") as program:
         size = ctypes.c_size_t()
         library().nvrtcGetCUBINSize(program, ctypes.byref(size))
-        return size.value, _usages(_text(program, "ProgramLog"))
-
-
-def compile_ptx(text: str, arch: int) -> str:
-    """Compile to PTX for one architecture. Raises CompileError."""
-    with _compiled(text, f"compute_{arch}") as program:
-        return _text(program, "PTX")
+        return size.value, _usages(_text(program, "ProgramLog"), _text(program, "PTX"))
 
 
 @contextmanager
@@ -93,16 +92,20 @@ def usage(arch: int, source: str, constants: Constants) -> list[dict[str, Any]]:
             "spill_bytes": u.spill,
             "stack_bytes": u.stack,
             "shared_bytes": u.shared,
+            "waits": u.waits,
+            "releases": u.releases,
         }
         for u in usages
     ]
 
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'(.*?)Used (\d+) registers([^\n]*)", re.DOTALL)
+_BODY = re.compile(r"\.entry (\w+)\((.*?)(?=\.entry|\Z)", re.DOTALL)
 
 
-def _usages(log: str) -> list[Usage]:
-    """The assembler's report, one entry a kernel."""
+def _usages(log: str, ptx: str) -> list[Usage]:
+    """The assembler's report, one entry a kernel, and what the compiler's text has of each."""
+    bodies = dict(_BODY.findall(ptx))
 
     def number(pattern: str, text: str) -> int:
         found = re.search(pattern, text)
@@ -115,6 +118,8 @@ def _usages(log: str) -> list[Usage]:
             number(r"(\d+) bytes smem", tail),
             number(r"(\d+) bytes spill stores", body) + number(r"(\d+) bytes spill loads", body),
             number(r"(\d+) bytes stack frame", body),
+            "griddepcontrol.wait" in bodies[entry],
+            "griddepcontrol.launch_dependents" in bodies[entry],
         )
         for entry, body, registers, tail in _ENTRY.findall(log)
     ]

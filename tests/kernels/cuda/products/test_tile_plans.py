@@ -90,10 +90,12 @@ def test_rows_that_are_too_long_for_a_tile_go_the_other_way():
     assert isinstance(row_plan(CARDS[90], kind, GATE_UP, (512,), cols, 2, 2, tuning=RowTuning(tiled=True)), RowPlan)
 
 
-def test_kernels_of_tiles_compile_and_keep_all_in_registers():
+@pytest.mark.parametrize("mode", [GATE_UP, pytest.param(DOWN, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("name", ["IQ3_S_CARD", pytest.param("IQ4_NL_CARD", marks=pytest.mark.soak)])
+def test_kernels_of_tiles_compile_and_keep_all_in_registers(name, mode):
     jobs = [
         (source, constants)
-        for source, constants in products(CARDS[90], ("IQ3_S_CARD", "IQ4_NL_CARD"), (GATE_UP, DOWN), (8,))
+        for source, constants in products(CARDS[90], (name,), (mode,), (8,))
         if constants.get("TILED")
     ]
     assert {source for source, _ in jobs} == {"product_row.cu", "product_row_beside.cu"}
