@@ -14,12 +14,16 @@ from typing import Any
 
 import pytest
 
+from strata.kernels.cuda.card import OWN_SHARED
 from strata.kernels.cuda.compile import SOURCES, Constants
+from strata.kernels.cuda.hyper import ROWS_OF_A_TEAM, teams_of_a_block
 from strata.kernels.cuda.kernel import overlaps
 from strata.kernels.cuda.nvrtc import usage
 from strata.kernels.cuda.plans import DENSE, GATE_UP
 from strata.kernels.cuda.product_variants import CARDS, FLOATS, QUANTISED, REPRESENTATIVE, products
+from strata.kernels.cuda.qsa import TILE_BLOCKS, TILE_KEYS
 from strata.kernels.cuda.variants import operations
+from strata.kernels.ops import LANES
 
 REPORT = Path(__file__).resolve().parents[3] / "build" / "cuda-report.json"
 
@@ -40,7 +44,6 @@ SPILLS = {
     "qsa_prompt_keys": "a few words of 168 registers on old cards and for codes: addresses, used once a slice",
     "qsa_prompt_values": "96 sums and two pairs of values under way at 168 registers: a few words outside the loop",
     "route_window": "sm_75 only: two words of 128 registers, 512 threads share the rows",
-    "qsa_score": "a few words at the registers that its block leaves, outside the loop over blocks",
 }
 """Kernels that keep registers in memory, and why they may."""
 
@@ -50,6 +53,9 @@ NOT_FOR = {(75, "prompt_few.cu")}
 OVERLAPPING_DRIVER = 12030
 
 Job = tuple[int, str, Constants]
+
+STATIC = 48 << 10
+"""Bytes of shared memory that a block has without asking, on every card."""
 
 UNPACKING = ("product_row.cu", "dequantize.cu", "repack.cu")
 """Sources that show whether a type's table and fields compile."""
@@ -126,6 +132,23 @@ def test_every_kernel_compiles_waits_for_its_inputs_and_spills_only_where_it_say
     assert {(r["arch"], r["source"]) for r in rows} == every
     assert not unexplained(rows)
     assert not unordered(rows)
+
+
+@pytest.mark.parametrize("arch", CARDS)
+def test_tiles_of_scores_fit_a_multiprocessor_as_often_as_they_are_compiled_for(arch: int):
+    """Cards with less shared memory have no cut of their own: a block that does not fit would wait for the others."""
+    (row,) = usage(arch, "qsa_score_tile.cu", {"TILE_KEYS": TILE_KEYS, "BLOCKS": TILE_BLOCKS})
+    assert TILE_BLOCKS * (row["shared_bytes"] + OWN_SHARED) <= CARDS[arch].shared_multiprocessor
+    assert not row["spill_bytes"]
+
+
+@pytest.mark.parametrize("arch", CARDS)
+def test_no_card_is_asked_for_more_shared_memory_by_a_mix_than_a_block_may_have(arch: int):
+    for width in (256, 2560):
+        teams, shared = teams_of_a_block(CARDS[arch], 8192, 4, width, injects=True)
+        constants: Constants = {"STREAMS": 4, "PER_THREAD": width // LANES, "ROWS": ROWS_OF_A_TEAM, "TEAMS": teams}
+        (row,) = usage(arch, "hyper_rows.cu", constants | {"INJECTS": 1, "INPUT_ORDER": "NATIVE", "SUMS": 16})
+        assert row["shared_bytes"] <= STATIC and row["shared_bytes"] + shared <= CARDS[arch].shared_block
 
 
 @pytest.mark.soak
