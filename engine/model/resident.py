@@ -347,7 +347,7 @@ class Resident:
                 self.windows.prepare(layout)
         if reads:
             self._warm_reads()
-        self._warm_drafts()
+        self._warm_drafts(most_rows)
         self.device.driver.synchronize()
         self.state.reset(0)
         self.device.seal()
@@ -368,16 +368,28 @@ class Resident:
             self.loan.over()
             self.loan.before_window()
 
-    def _warm_drafts(self) -> None:
-        """Capture the verify windows of one sequence, and what goes with them."""
+    def verify_layouts(self, n_slots: int) -> Iterator[Layout]:
+        """Layouts of verify windows without penalties: of one sequence, and, where the draft layer follows slots, of up
+        to so many, with a draft for any of them."""
+        most = n_slots if self.drafter is not None and self.drafter.book.follows(1) else 1
+        for layout in self.layouts(1):
+            for n in range(1, most + 1):
+                for rows in range(n, (self._verify if n == 1 else min(2 * n, WINDOW_ROWS)) + 1):
+                    yield Layout(rows, n, rows, 0, layout.bound, verifies=True)
+
+    def _warm_drafts(self, n_slots: int) -> None:
+        """Capture the verify windows, and what goes with them."""
         if self._verify < 2:
             return
-        for rows in range(1, self._verify + 1):
-            for layout in self.layouts(1):
-                verifies = Layout(rows, 1, rows, 0, layout.bound, verifies=True)
-                self.windows.prepare(verifies)
-            if rows > 1:
-                self.windows.rehearse_replay(verifies)
+        replays = set()
+        for layout in self.verify_layouts(n_slots):
+            self.windows.prepare(layout)
+            # A sequence with drafts has two rows at least, and may begin at any but the last.
+            most = 0 if layout.rows == layout.segments else 1 if layout.segments == 1 else layout.rows - 1
+            for begin in range(most):
+                if (layout.rows, begin) not in replays:
+                    replays.add((layout.rows, begin))
+                    self.windows.rehearse_replay(layout, begin)
         if self.drafter is not None:
             self.drafter.book.place(0, WINDOW_ROWS)
             self.drafter.prepare()

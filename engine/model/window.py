@@ -352,9 +352,9 @@ class Windows:
         if logits is not None and not layout.leaves:
             self.compute_draw(logits, layout)
 
-    def rehearse_replay(self, layout: Layout) -> None:
-        """Capture the replay of a layout with one segment, after its rehearsal."""
-        self.replay(Ticket(layout, None, None, self._landings[0], self._events[0]), 0, 0, 1)
+    def rehearse_replay(self, layout: Layout, begin: int) -> None:
+        """Capture the replay of a segment that begins at this row, after the rehearsal of a layout."""
+        self.replay(Ticket(layout, None, None, self._landings[0], self._events[0]), 0, begin, 1)
 
     def round_layouts(self) -> list[Layout]:
         """Of all rounds: those that leave as many drafts as they had, or one, and those that leave as many as there may

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,8 +11,13 @@ import pytest
 from strata.engine.cuda_runner import CudaRunner
 from strata.engine.options import Options
 from strata.engine.runner import ModelRunner
-from strata.engine.schedule.ports import Row
+from strata.engine.schedule.live import Path
+from strata.engine.schedule.ports import DraftRules, Row, Rules
+from strata.engine.schedule.solo import Request
+from strata.engine.state.checkpoints import CacheRules
+from strata.engine.state.conversations import Conversations
 from strata.kernels.ops import Sampling
+from strata.protocol.lines import SlotToken
 
 CONTEXT, CHUNK = 80, 18
 OPTIONS = Options(pack="", max_context=CONTEXT, prefill=CHUNK, short_read=17, spec=4, batch=2, mtp="", batch_mtp=True)
@@ -93,6 +100,36 @@ def test_slots_of_one_verify_window_keep_what_each_of_them_says(runner, host):
     assert [tokens[slot] for slot, _, _ in asked] == wholes
     for slot, _, _ in asked:
         assert runner.state.state_bytes(slot) == host.state.state_bytes(slot)
+
+
+def in_slots(runner, drafts: DraftRules, asked: list[Request]) -> dict[int, list[int]]:
+    """What requests say in slots, all at once. By this clock windows with drafts pay."""
+    for slot in range(runner.state.n_slots + runner.state.n_checkpoints):
+        runner.state.drop(slot)
+    sessions = Conversations(runner.state, runner.n_slots, CacheRules(0), None, 10**6, verify=True)
+    rules = Rules(
+        chunk=CHUNK, max_context=CONTEXT, end_ids=(), n_slots=runner.n_slots, verify=True, drafts=drafts
+    )  # fmt: skip
+    ticks = count()
+    path, events = Path(runner, sessions, rules, lambda: float(next(ticks))), []
+    for slot, request in enumerate(asked):
+        events += path.admit(slot, request)
+        while path.busy:
+            events += path.step()
+    while path.decoding:
+        events += path.step()
+    return {i: [e.id for e in events if isinstance(e, SlotToken) and e.slot == i] for i in range(len(asked))}
+
+
+def test_slots_with_drafts_capture_nothing_that_the_start_has_not(runner):
+    """A capture takes as long as hundreds of windows. Each slot has a draft or none, and keeps it or takes it back,
+    below the budget of the indexer and beyond it."""
+    windows, cost = runner._windows, runner.cost
+    graphs, replays, verified, replayed = windows.n_graphs, len(windows._replays), cost.verified, cost.replayed
+    asked = [Request(prompt(9 + i, 20 + i), n, how) for i, (n, how) in enumerate(((40, GREEDY), (33, DRAWN)))]
+    assert in_slots(runner, DraftRules(4, 0.0, 0, True), asked) == in_slots(runner, DraftRules(), asked)
+    assert cost.verified - verified > 10 and cost.replayed - replayed > 10
+    assert (windows.n_graphs, len(windows._replays)) == (graphs, replays)
 
 
 def test_proposals_are_those_of_the_host(runner, host):
