@@ -49,6 +49,11 @@ class WindowTimes:
     def known(self, n: int) -> bool:
         return self._n.get(n, 0) > MEASURED
 
+    def slope(self) -> float | None:
+        """What a draft more takes, between the fewest and the most that were measured; None: these are the same."""
+        fewest, most = min(self._ms, default=0), max(self._ms, default=0)
+        return (self._ms[most] - self._ms[fewest]) / (most - fewest) if most > fewest else None
+
     def of(self, n: int) -> float:
         """What a window with n drafts takes: measured, or on the line through those next to it. One must be known."""
         if n in self._ms:

@@ -20,6 +20,7 @@ from strata.engine.draft.counts import DraftCounts
 from strata.engine.draft.policy import Payoff, PlainTimes
 from strata.engine.draft.reach import Reach, WindowTimes
 from strata.engine.draft.suffix import LONGEST, Suffix, suffix_draft
+from strata.engine.draft.worth import RowTimes
 from strata.engine.flags import WINDOW_ROWS
 from strata.engine.log import log
 from strata.engine.schedule.ports import DraftRules, Row, Runner, pool_slot
@@ -153,7 +154,8 @@ class SlotDrafting:
         self._end_ids = end_ids
         self._clock = clock
         self._payoff = Payoff(times)
-        self._kinds: set[tuple[int, int, bool]] = set()  # slots, rows, penalties: of windows with drafts so far
+        self._kinds: set[tuple[int, int, bool]] = set()  # slots, drafts, penalties: of windows so far
+        self._row_times = RowTimes()
         self._turn = 0
         self._at: float | None = None  # the end of the last window, when nothing else has come since
 
@@ -184,6 +186,7 @@ class SlotDrafting:
         for (one, row), tokens in zip(chosen, said, strict=True):
             if row.drafts:
                 one.drafts.add(len(row.drafts), len(tokens) - 1, len(row.drafts))
+                one.kept.saw(len(tokens) > 1)
         self._at = self._clock()
         self._judge(n, [row for _, row in chosen], self._at - begun, sum(map(len, said)))
         return [(one, tokens) for (one, _), tokens in zip(chosen, said, strict=True)]
@@ -192,10 +195,11 @@ class SlotDrafting:
         """Slots of a window, whose turn it is, with their drafts."""
         chosen: list[tuple[Decoding, Row]] = []
         room, turn, n = WINDOW_ROWS, self._turn, len(decoding)
+        bar = self._row_times.bar(n)
         for i in range(n):
             at = (turn + i) % n
             one, row = decoding[at], rows[at]
-            drafts = before_end(self._propose(one, row), self._end_ids)
+            drafts = before_end(self._propose(one, row, bar), self._end_ids)
             if 1 + len(drafts) > room:
                 break
             room -= 1 + len(drafts)
@@ -206,18 +210,23 @@ class SlotDrafting:
     def _judge(self, n: int, rows: Sequence[Row], ms: float, tokens: int) -> None:
         """A window of n slots with these rows gave so many tokens. The first of a kind may have captured its graph: it
         says nothing of those that follow."""
-        kind = len(rows), sum(1 + len(row.drafts) for row in rows), any(map(_penalised, rows))
+        drafts = sum(len(row.drafts) for row in rows)
+        kind = len(rows), drafts, any(map(_penalised, rows))
         if kind not in self._kinds:
             self._kinds.add(kind)
             self._payoff.captured()
-        elif self._payoff.drafted(n, ms, tokens):
+            return
+        if n == len(rows):
+            self._row_times.saw(n, drafts, ms, tokens)
+        if self._payoff.drafted(n, ms, tokens):
             log(self._payoff.verdict(n))
 
-    def _propose(self, one: Decoding, row: Row) -> list[int]:
-        """A draft of a slot, if it may say another token behind it."""
+    def _propose(self, one: Decoding, row: Row, bar: float) -> list[int]:
+        """A draft of a slot, if it may say another token behind it, and so many of its drafts are kept."""
         if one.n_left < 2 or not self._runner.follows(pool_slot(one.slot)):
             return []
-        return self._runner.propose(row, 1, 0.0)
+        found = self._runner.propose(row, 1, 0.0)
+        return found if found and one.kept.wants(bar) else []
 
 
 def _penalised(row: Row) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from strata.engine.draft.counts import DraftCounts
+from strata.engine.draft.worth import Kept
 from strata.engine.schedule.solo import Request
 from strata.kernels.ops import I32
 from strata.protocol.lines import Finish, Output, SlotDone, SlotToken
@@ -29,6 +30,7 @@ class Decoding:
         self.n_prompt = len(request.prompt)
         self.n_tokens = self.n_prompt + 1
         self.drafts = DraftCounts()
+        self.kept = Kept()
         self._tokens = np.empty(self.n_prompt + request.max_new, np.int32)
         self._tokens[: self.n_prompt] = request.prompt
         self._tokens[self.n_prompt] = first

@@ -93,14 +93,15 @@ def card_model(drafting_model):
     """card_model(clock, ..): slots on a card. A window that was started ahead runs while the host does other things;
     a draft is there behind a verify window that the slot was in; the first window of a kind takes `capture` longer.
 
+    wrong: pool slots whose drafts are
     ms: what a window without drafts takes · row_ms: what a row of a verify window takes more
     ahead: of each window, whether it was started ahead
     """
 
     class CardModel(drafting_model):
-        def __init__(self, clock, ms=1.0, capture=0.0, **given):
+        def __init__(self, clock, ms=1.0, capture=0.0, wrong=(), **given):
             super().__init__(clock, end=(), n_checkpoints=1, **given)
-            self.ms, self.capture = ms, capture
+            self.ms, self.capture, self.wrong = ms, capture, wrong
             self.kinds: set[tuple[int, int]] = set()
             self.behind: dict[int, int] = {}  # of a slot, the tokens behind its last verify window
             self.started: tuple[list[int], float] | None = None  # slots, and when
@@ -118,7 +119,8 @@ def card_model(drafting_model):
             return ids
 
         def propose(self, row: Row, most: int, min_p: float) -> list[int]:
-            return super().propose(row, most, min_p) if self.behind.get(row.slot) == len(row.tokens) else []
+            found = super().propose(row, most, min_p) if self.behind.get(row.slot) == len(row.tokens) else []
+            return [(token + (row.slot in self.wrong)) % self.vocab for token in found]
 
         def verify(self, rows):
             kind, self.started = (len(rows), sum(1 + len(row.drafts) for row in rows)), None
@@ -191,6 +193,15 @@ def test_windows_of_slots_whose_drafts_are_off_are_started_ahead(in_slots):
     assert 0 < offered < 60
     tries = 3
     assert len(model.windows) - sum(model.ahead) < tries * 16 + 8, "windows that have waited for the host"
+
+
+def test_a_request_whose_drafts_are_wrong_has_none_while_those_beside_it_go_on(in_slots):
+    """As soon as windows with more and with fewer drafts were measured."""
+    _, ends, _ = in_slots(4, 600, row_ms=0.05, wrong={2})
+    offered = {end.slot: end.drafts_offered for end in ends}
+    assert all(offered[slot] > 250 for slot in (0, 2, 3)) and offered[1] < 0.6 * offered[0]
+    _, ends, _ = in_slots(4, 600, row_ms=0.0, wrong={2})
+    assert all(end.drafts_offered > 250 for end in ends), "a row that costs nothing is left out"
 
 
 def test_slots_that_fill_a_window_have_no_drafts(in_slots):
