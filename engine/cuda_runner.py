@@ -333,6 +333,7 @@ class CudaRunner:
             if loan is not None and want_logits:
                 logits = loan.logits(self._model, x[-1:])
             self._device.driver.synchronize()
+            self._device.check()
             return logits
         whole = len(rows) == WINDOW_ROWS  # few layouts serve all reads: those of fewer rows always make logits
         ticket = self._started(rows, int(want_logits or not whole), 0)
@@ -343,6 +344,7 @@ class CudaRunner:
             ticket.wait()
         elif before is not None:  # the card has the next window before this one has ended
             before.wait()
+        self._device.check()
         if self._tier is not None:
             self._tier.check()
         return ticket.logits
@@ -498,6 +500,7 @@ class CudaRunner:
 
     def _window_over(self, ticket: Ticket, slots: Sequence[int]) -> None:
         """Where its experts lay, and where they lie from now on. slots: of the window's rows."""
+        self._device.check()
         hits, helped = ticket.hits(), ticket.helped()
         if hits is not None and helped is not None:
             own = [i for i, slot in enumerate(slots) if slot == SOLO]

@@ -108,16 +108,6 @@ def one_of(*words: str) -> Callable[[str], str]:
     return read
 
 
-def table_place(text: str) -> str:
-    """Where the n-gram table lies for a card."""
-    if text in ("mmap", "direct"):
-        raise ValueError(
-            "one of auto, vram, ram; a card reads no mapped file, since its rows are known on the card only, when a "
-            "window runs: ram takes page-locked RAM for the whole table, --device host reads the mapped file"
-        )
-    return one_of("auto", "vram", "ram")(text)
-
-
 def auto_or(read_number: Callable[[str], int]) -> Callable[[str], int]:
     def read(text: str) -> int:
         if text == "auto":

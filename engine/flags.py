@@ -28,7 +28,6 @@ from strata.engine.flag import (
     share,
     share_or_auto,
     switch,
-    table_place,
     whole,
 )
 
@@ -154,11 +153,12 @@ _WORKING: Final = (
     ),
     _works(
         MACHINE,
-        "--ple-io auto, vram or ram",
+        "--ple-io auto, vram, ram or mmap",
         "auto",
-        table_place,
-        "where the n-gram table lies with --device cuda: in VRAM, or in page-locked RAM that the card reads; auto: in "
-        "VRAM if there is room. The host reads the mapped file. Never changes the text",
+        one_of("auto", "vram", "ram", "mmap"),
+        "where the n-gram table lies with --device cuda: in VRAM, in page-locked RAM that the card reads, or in the "
+        "mapped file, of which the processor reads a token's rows for it; auto: in VRAM if there is room, else in RAM. "
+        "The host reads the mapped file. Never changes the text",
     ),
     _works(
         MACHINE,

@@ -85,7 +85,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     device: Literal["host", "cuda"] = "host"
     vram_limit_mib: int = 0
     ram_limit_mib: int = 0
-    ple_io: Literal["auto", "vram", "ram"] = "auto"
+    ple_io: Literal["auto", "vram", "ram", "mmap"] = "auto"
     threads: int = 0
     kernels: Literal["cpu", "reference"] = "cpu"
     mtp: str | None = None

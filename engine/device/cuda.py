@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,11 @@ from strata.engine.device.arena import ALIGNMENT, MIB, Account, Arena, padded
 from strata.engine.device.base import MAX_ROWS, Bytes, Memory
 from strata.engine.device.driver import Array, CupyDriver, Driver
 from strata.engine.device.loading import Copy, Loading, flat
+from strata.engine.device.mapped_table import MappedTable
 from strata.engine.log import log
 from strata.kernels.cuda.backend import CudaKernels
 from strata.kernels.cuda.compile import DeviceError
+from strata.kernels.cuda.mapped_rows import OWN_WORDS
 from strata.kernels.cuda.plans import WINDOW_ROWS
 from strata.kernels.cuda.product import linear
 from strata.kernels.cuda.repack import card_form
@@ -39,6 +41,8 @@ from strata.kernels.cuda.workspace import OutOfWorkspace, Workspace
 from strata.kernels.formats import Weight
 from strata.kernels.ops import AttentionPages, Gdn, Hyper, Moe, Norms, Rope
 
+TablePlace = Literal["vram", "ram", "mmap"]
+"""Where the n-gram table lies: on the card, in page-locked RAM, in the mapped file."""
 STAGING: Final = 8
 """Small copies that may be under way at once."""
 MOST_WORKSPACE: Final = 16 << 30
@@ -125,7 +129,8 @@ class CudaDevice:
         self._turn = self._side = 0
         self._tape: Workspace | None = None
         self.workspace_bytes = 0
-        self.table_in_ram = False
+        self.table_place: TablePlace = "vram"
+        self._mapped: MappedTable | None = None
         self.tiers: Tiers | None = None
         self.lender: Lender | None = None
         self.card_forms = False
@@ -215,9 +220,12 @@ class CudaDevice:
         return Weight(form, w.shape, target)
 
     def table(self, w: Weight) -> Weight:
-        """The table in the weights' arena, or in page-locked RAM that the card reads over PCIe."""
-        if not self.table_in_ram:
+        """The table in the weights' arena, in page-locked RAM that the card reads over PCIe, or in its mapped file."""
+        if self.table_place == "vram":
             return self.weight(w)
+        if self.table_place == "mmap":
+            self._mapped = MappedTable(self.driver, self.fixed(4 * OWN_WORDS).view(np.uint32), w)
+            return self._mapped.weight
         host = self.driver.pinned(w.data.nbytes)
         self._copies.append(Copy(flat(w.data), host, host=True))
         return Weight(w.type, w.shape, self.driver.mapped(host).reshape(w.data.shape))
@@ -248,11 +256,18 @@ class CudaDevice:
         if self.tiers is not None:
             self.tiers.loaded()
 
+    def check(self) -> None:
+        """A pass is over. Raises DeviceError when it waited in vain for rows of a mapped table."""
+        if self._mapped is not None:
+            self._mapped.check()
+
     def close(self) -> None:
         """Stop what runs beside the caller: after a failed start."""
         if self._loading is not None:
             self._loading.cancel()
         self._loading = None
+        if self._mapped is not None:
+            self._mapped.close()
         if self.tiers is not None:
             self.tiers.close()
 

@@ -82,7 +82,7 @@ def _tiered(
     slots = state_of(figures, options, left, tiers.room_for_state(left - RESERVE))
     tables = table_bytes(figures, options, 1 + slots.n_slots, slots.n_checkpoints)
     state = _state(figures, options, slots)
-    ram_left = figures.ram.free - slots.streamed_bytes - (figures.sizes.table - table)
+    ram_left = figures.ram.free - slots.streamed_bytes - _locked_table(figures, options, table)
     source = source_of(options, switches)
     found = card_of(figures, options, tiers, left - _sum(state) - tables, ram_left, source)
     lines = [
@@ -179,6 +179,11 @@ def _table_in_vram(figures: Figures, options: Options, left: int, one: int) -> i
     return table if options.ple_io == "auto" and everything <= left else 0
 
 
+def _locked_table(figures: Figures, options: Options, table: int) -> int:
+    """Bytes of it in page-locked RAM. table: those in VRAM."""
+    return 0 if options.ple_io == "mmap" else figures.sizes.table - table
+
+
 def _card_lines(figures: Figures, card: CardPlan, filed: bool = False) -> list[Line]:
     """Cache, prompt path, and what stays free. filed: some experts lie in the file."""
     layout = card.layout
@@ -215,7 +220,7 @@ def _with_ram(
     fixed = [
         Line("page-locked buffers", "RAM", STAGING),
         Line("copy of the head", "RAM", figures.sizes.head if card.alias != "off" else 0, "page-locked, it comes back"),
-        Line("n-gram table", "RAM", figures.sizes.table - table, "page-locked, read over PCIe"),
+        Line("n-gram table", "RAM", _locked_table(figures, options, table), "page-locked, read over PCIe"),
         Line("keys and values", "RAM", slots.streamed_bytes, "page-locked, streamed"),
         Line("parked conversations", "RAM", parked.budget if parked.on else 0, f"at most {parked.slots}"),
         Line("places for swaps", "RAM", spare, "page-locked"),

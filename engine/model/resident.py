@@ -3,9 +3,9 @@
     resident = Resident(pack, device, max_context=32768, n_slots=1)
     resident.model.forward(...)   resident.windows.start(...)
 
-Memory   arenas of just what the model and its state take; the n-gram table in VRAM, or in RAM that the card reads; the
-         workspace of the largest prompt chunk that fits. Where experts may lie in RAM and not everything fits, or fewer
-         of them are wanted in VRAM, engine/experts has them
+Memory   arenas of just what the model and its state take; the n-gram table in VRAM, in RAM that the card reads, or in
+         its file; the workspace of the largest prompt chunk that fits. Where experts may lie in RAM and not everything
+         fits, or fewer of them are wanted in VRAM, engine/experts has them
 Errors   DeviceError with the flag that helps
 Cost     weights come at the speed of a few threads, while the passes that measure the workspace compile the kernels
 """
@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from strata.engine.device.arena import ALIGNMENT, shown
-from strata.engine.device.cuda import CudaDevice
+from strata.engine.device.cuda import CudaDevice, TablePlace
 from strata.engine.device.driver import Array
 from strata.engine.device.host import ram
 from strata.engine.device.meter import Meter
@@ -62,6 +62,12 @@ from strata.kernels.cuda.sample import MAX_RECENT
 
 TABLE_ROOM: Final = 3 << 30
 """VRAM that must remain for the workspace when `auto` puts the n-gram table into VRAM."""
+TABLE_PLACES: Final[dict[str, TablePlace]] = {"vram": "vram", "ram": "ram", "mmap": "mmap"}
+TABLE_READ: Final[dict[TablePlace, str]] = {
+    "vram": "VRAM",
+    "ram": "RAM, read over PCIe",
+    "mmap": "the mapped file, read by the processor",
+}
 SMALLER_FILE: Final = "what every token reads lies there: use a smaller file, or --ple-io ram"
 SMALLER_STATE: Final = "use a smaller --max-context, or --kv fp16, int8 or q4_0"
 NO_DRAFTS: Final = CardDrafts()
@@ -76,7 +82,7 @@ class Resident:
     many and what they take there; `drafter`: the draft layer, None without one; `reserve`: bytes that stay free.
 
     plan      the slots and checkpoints for so many free bytes; without it `n_slots` and `n_checkpoints`
-    table     where the n-gram table goes: vram, ram, auto
+    table     where the n-gram table goes: vram, ram, mmap, auto
     chunks    prompt chunks to try, largest first; none of them longer than the context
     logits    rows of a pass whose logits are wanted, at most
     drafts    what there is of them
@@ -208,10 +214,9 @@ class Resident:
         device, memory = self.device, self.device.memory()
         log(f"{device.name}: {shown(memory.free)} of {shown(memory.total)} free")
         everything = meter.weights + meter.table_bytes + meter.state + TABLE_ROOM + RESERVE
-        device.table_in_ram = table == "ram" or (table == "auto" and everything > memory.free)
+        device.table_place = TABLE_PLACES.get(table, "ram" if everything > memory.free else "vram")
         if meter.table_bytes:
-            where = "RAM, read over PCIe" if device.table_in_ram else "VRAM"
-            log(f"n-gram table: {shown(meter.table_bytes)} in {where}")
+            log(f"n-gram table: {shown(meter.table_bytes)} in {TABLE_READ[device.table_place]}")
 
     def _choose_forms(self, meter: Meter, left: int) -> None:
         """Decide whether weights come in their card forms."""
@@ -297,10 +302,14 @@ class Resident:
 
     def _free_ram(self, meter: Meter) -> int:
         """RAM that is free behind what lies there in any case."""
-        return ram().free - meter.far_state - (meter.table_bytes if self.device.table_in_ram else 0)
+        return ram().free - meter.far_state - self._locked_table(meter)
 
     def _weights(self, meter: Meter) -> int:
-        return meter.weights + (0 if self.device.table_in_ram else meter.table_bytes)
+        return meter.weights + (meter.table_bytes if self.device.table_place == "vram" else 0)
+
+    def _locked_table(self, meter: Meter) -> int:
+        """Bytes of the n-gram table in page-locked RAM."""
+        return meter.table_bytes if self.device.table_place == "ram" else 0
 
     def _require_room(self, meter: Meter) -> None:
         """DeviceError when weights and state do not fit, whatever is planned for the rest."""
@@ -312,11 +321,11 @@ class Resident:
                 f"keys and values in RAM take {shown(meter.far_state)}, {shown(free)} are free; use a smaller "
                 "--max-context or --batch, or leave out --kv-resident"
             )
-        table, free = meter.table_bytes if self.device.table_in_ram else 0, ram().free - meter.far_state
+        table, free = self._locked_table(meter), ram().free - meter.far_state
         if table > free:
             raise DeviceError(
                 f"the n-gram table takes {shown(table)} of page-locked RAM, {shown(free)} are free; free some, use "
-                "--ple-io vram, or use --device host, which reads the table from the file"
+                "--ple-io mmap, which leaves it in the file, or --ple-io vram"
             )
         if meter.far_state:
             log(f"keys and values: pages beside those of --kv-resident in {shown(meter.far_state)} of page-locked RAM")

@@ -1,7 +1,8 @@
 """Per-layer n-gram embedding: hash the last tokens to table rows, gate them by the residual, convolve, add.
 
 Contracts: `ops.Kernels.ple_rows`, `ops.Kernels.ple`. The table is read where its bytes are: device memory, or host
-memory that the card can address. Segments are read on the device.
+memory that the card can address; or, of `MappedRows`, in a file that the processor reads for it. Segments are read on
+the device.
 
 Cost   two products ((C + 1) * H x E), about ten passes over C*H floats; scratch C*H + H floats a row, and E + C*H more
        for each of at most `rows_at_once` rows
@@ -15,6 +16,7 @@ import numpy as np
 
 from strata.kernels.check import check, require
 from strata.kernels.cuda.launch import F32, I32, launch
+from strata.kernels.cuda.mapped_rows import MappedRows, dequantize_mapped
 from strata.kernels.cuda.product import dequantize, linear
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.ops import LANES, Ple
@@ -142,7 +144,11 @@ def _gate(
 ) -> None:
     """f, values and gamma of one batch of rows."""
     n, streams, width = x.shape
-    e = dequantize(workspace, w.table, rows.reshape(-1)).reshape(n, -1)
+    flat = rows.reshape(-1)
+    if isinstance(w.table, MappedRows):
+        e = dequantize_mapped(workspace, w.table, flat).reshape(n, -1)
+    else:
+        e = dequantize(workspace, w.table, flat).reshape(n, -1)
     keys = workspace.array((n, streams * width))
     linear(workspace, [w.key, w.value], e, out=[keys, values])
     launch(

@@ -212,12 +212,6 @@ def test_a_chunk_of_the_command_line_fits_a_forward_pass():
         (["--kv", "k8v4"], "--kv k8v4: the host keeps keys and values in float32; leave it out, or use --device cuda"),
         (["--kv", "fp16"], "--kv fp16: the host keeps keys and values in float32; leave it out, or use --device cuda"),
         (["--vram-limit-mib", "8151"], "--vram-limit-mib: there is no card on the host; leave it out, or use --device"),
-        (
-            ["--ple-io", "mmap", "--device", "cuda"],
-            "--ple-io: wants one of auto, vram, ram; a card reads no mapped file, since its rows are known on the card "
-            "only, when a window runs: ram takes page-locked RAM for the whole table, --device host reads the mapped "
-            "file, got 'mmap'",
-        ),
         (["--ple-io", "ram"], "--ple-io: there is no card on the host; leave it out, or use --device cuda"),
         (["--spec", "9"], "--spec: wants a whole number from 1 to 8, got '9'"),
         (["--suffix-draft", "8"], "--suffix-draft: wants a whole number from 0 to 7, got '8'"),

@@ -60,7 +60,7 @@ def test_weights_keep_the_bytes_of_the_file(device):
         Weight(BY_NAME["Q8_0"], (3, 64), rng.integers(0, 256, (3, 68), np.uint8)),
         Weight(BY_NAME["F32"], (2, 3, 5), rng.integers(0, 256, (2, 3, 20), np.uint8)),
     ]
-    device.table_in_ram = True
+    device.table_place = "ram"
     bound = [*map(device.weight, given), device.table(given[0])]
     small = device.put(np.arange(12.0, dtype=np.float32).reshape(3, 4)[:, ::2])
     device.load()

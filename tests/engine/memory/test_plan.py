@@ -126,7 +126,9 @@ def test_a_card_whose_prompts_borrow_slots_has_more_experts_and_longer_chunks(pl
     assert lends.card.free >= 700 * MIB
 
 
-@pytest.mark.parametrize("extra", ["", "--batch 4", "--batch 3 SLOTS", "--ple-io vram", "--mmap-experts"])
+@pytest.mark.parametrize(
+    "extra", ["", "--batch 4", "--batch 3 SLOTS", "--ple-io vram", "--ple-io mmap", "--mmap-experts"]
+)
 @pytest.mark.parametrize("vram", [8151, 12_288, 32_607, 90_000])
 def test_the_lines_of_a_place_add_up_to_what_is_there(planned, vram, extra):
     line = f"--device cuda --vram-limit-mib {vram} --ram-limit-mib 49152 --max-context 16384 --kv int8 PROFILE DRAFT"
@@ -134,6 +136,14 @@ def test_the_lines_of_a_place_add_up_to_what_is_there(planned, vram, extra):
     for place, memory in (("VRAM", figures.vram), ("RAM", figures.ram)):
         assert sum(line.n_bytes for line in plan.lines if line.place == place) == memory.free
     assert all(line.n_bytes >= 0 for line in plan.lines)
+
+
+def test_an_n_gram_table_that_stays_in_its_file_takes_no_ram_and_leaves_it_to_experts(planned):
+    line = "--device cuda --vram-limit-mib 8151 --ram-limit-mib 32768 --resident-experts"
+    (figures, _, in_ram), (_, _, filed) = planned(f"{line} --ple-io ram"), planned(f"{line} --ple-io mmap")
+    tables = [[line for line in plan.lines if line.what == "n-gram table"] for plan in (in_ram, filed)]
+    assert [(line.place, line.n_bytes) for line in tables[0]] == [("RAM", figures.sizes.table)] and not tables[1]
+    assert len(filed.card.slots) == len(in_ram.card.slots) and filed.homes.copies > in_ram.homes.copies
 
 
 def test_forms_of_experts_are_the_first_thing_that_a_smaller_card_does_without(planned):
