@@ -114,7 +114,7 @@ class Payoff:
                 self.off, self.balance, self._least = False, 0.0, {}
 
     def captured(self) -> None:
-        """A window with drafts came whose time says nothing: it may have been the first of its kind."""
+        """A window with drafts came whose time says nothing: it has captured its graph."""
         self._since, self._probes = self._since + 1, 0.0
 
     def drafted(self, key: int, ms: float, tokens: int) -> bool:

@@ -17,7 +17,7 @@ from typing import Final
 
 from strata.engine.draft.accept import before_end
 from strata.engine.draft.counts import DraftCounts
-from strata.engine.draft.policy import Payoff, PlainTimes
+from strata.engine.draft.policy import OUTLIER, Payoff, PlainTimes
 from strata.engine.draft.reach import Reach, WindowTimes
 from strata.engine.draft.suffix import LONGEST, Suffix, suffix_draft
 from strata.engine.draft.worth import RowTimes
@@ -153,6 +153,7 @@ class SlotDrafting:
         self._rules = rules
         self._end_ids = end_ids
         self._clock = clock
+        self._times = times
         self._payoff = Payoff(times)
         self._kinds: set[tuple[int, int, bool]] = set()  # slots, drafts, penalties: of windows so far
         self._row_times = RowTimes()
@@ -208,12 +209,13 @@ class SlotDrafting:
         return chosen
 
     def _judge(self, n: int, rows: Sequence[Row], ms: float, tokens: int) -> None:
-        """A window of n slots with these rows gave so many tokens. The first of a kind may have captured its graph: it
-        says nothing of those that follow."""
+        """A window of n slots with these rows gave so many tokens. A first one of its kind that took very long has
+        captured its graph: that says nothing of those that follow."""
         drafts = sum(len(row.drafts) for row in rows)
         kind = len(rows), drafts, any(map(_penalised, rows))
-        if kind not in self._kinds:
-            self._kinds.add(kind)
+        first, plain = kind not in self._kinds, n * (self._times.of(n) or 0.0)
+        self._kinds.add(kind)
+        if first and ms > OUTLIER * plain:
             self._payoff.captured()
             return
         if n == len(rows):
