@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     files = parser.add_mutually_exclusive_group()
     files.add_argument("--write-prompts", type=Path, metavar="FILE", help="write the prompts there and run nothing")
     files.add_argument("--answers", type=Path, metavar="FILE", help="judge these answers to them and run nothing")
+    parser.add_argument("--answers-of", metavar="NAME", help="whose answers these are, for the report")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print so many wrong answers of each task")
 
 
@@ -132,7 +133,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         console.print(f"written: {len(todo)} prompts")
         return 0
     if args.answers is not None:
-        device, said = "another implementation", read_answers(args.answers, vocabulary, len(todo))
+        device, said = args.answers_of or "another implementation", read_answers(args.answers, vocabulary, len(todo))
     else:
         options = ("--batch", str(args.batch), "--max-context", str(max(512, longest)))
         with launch.start(*options, wants_slots=args.batch if args.batch > 1 else 0) as engine:
