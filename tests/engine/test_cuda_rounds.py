@@ -115,7 +115,7 @@ def plain(runner, tokens: np.ndarray, how: Sampling, n: int, slot: int = 1) -> t
 @pytest.mark.parametrize(
     ("how", "after"),
     [
-        (GREEDY, 1),
+        pytest.param(GREEDY, 1, marks=pytest.mark.soak),
         pytest.param(DRAWN, 2, marks=pytest.mark.soak),
         pytest.param(GREEDY, 3, marks=pytest.mark.soak),
         (DRAWN, 3),
@@ -175,7 +175,7 @@ def test_a_round_that_nobody_wanted_leaves_no_trace(runner):
     assert runner.cost.dropped - before == turn
 
 
-@pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.soak), 3])
 def test_rounds_draft_and_keep_what_verify_windows_do(runner, most):
     found = []
     for slot in (1, 0):

@@ -390,7 +390,9 @@ def test_requests_whose_missing_experts_the_processor_computes_are_those_of_the_
     assert "; the processor has computed " in helped.costs
 
 
-@pytest.mark.parametrize("where", ["half", "no-ram", pytest.param("mapped", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "where", ["half", *(pytest.param(where, marks=pytest.mark.soak) for where in ("no-ram", "mapped"))]
+)
 def test_requests_whose_missing_experts_lie_in_the_file_are_those_of_the_host(any_card, pack, host, monkeypatch, where):
     """As asked for, beside some that are locked, and on a machine with too little RAM for any."""
     quarter = pack.spec.layers * pack.spec.experts // 4

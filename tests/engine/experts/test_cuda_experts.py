@@ -243,7 +243,7 @@ def test_experts_that_the_processor_computes_change_no_bit(emulated_card, pack, 
 
 
 FROM_FILE = [
-    pytest.param(0.25, 0.5, NEVER, 6, 1.0, False, id="half-in-place"),
+    pytest.param(0.25, 0.5, NEVER, 6, 1.0, False, id="half-in-place", marks=pytest.mark.soak),
     pytest.param(0.25, 0.5, 1, 6, 0.5, True, id="half-ring"),
     pytest.param(0, 0, NEVER, 4, 1.0, True, id="mapped-in-place"),
     pytest.param(0.25, 0, 1, 0, 1.0, False, id="mapped-ring-of-layers", marks=pytest.mark.soak),

@@ -235,8 +235,8 @@ class CountingDriver:
     upload = repack = download = copy = zero = synchronize = finish = wait_for = _nothing
 
 
-WALKED = 8
-"""Layers of a counted pass: two of every kind, and of every kind behind another, as bytes of a workspace go."""
+WALKED = 5
+"""Layers of a counted pass: one of every kind behind every other that it follows, as bytes of a workspace go."""
 _whole_pass = Stage.__call__
 
 

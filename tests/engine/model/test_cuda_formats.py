@@ -38,7 +38,10 @@ def read(any_card, pack_of, altered):
     return run
 
 
-@pytest.mark.parametrize("kv", ["fp16", "int8", "q4_0", "k8v4"])
+@pytest.mark.parametrize(
+    "kv",
+    ["fp16", "k8v4", pytest.param("int8", marks=pytest.mark.soak), pytest.param("q4_0", marks=pytest.mark.soak)],
+)
 def test_rounded_keys_and_values_give_the_same_bits_for_any_cut_and_another_text_than_float32(read, kv):
     whole, pages = read(kv, CHUNK, TOKENS - CHUNK)
     parts, _ = read(kv, 17, 2, 1, 20, 1)

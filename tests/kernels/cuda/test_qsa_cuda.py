@@ -103,6 +103,15 @@ def in_soak(value):
     return pytest.param(value, marks=pytest.mark.soak)
 
 
+def kinds(formats: list[str], shapes: dict[str, Any], quick: dict[str, tuple[str, ...]]) -> list[Any]:
+    """Every format with every shape; those of `quick` are in every run, the others in the soak."""
+    return [
+        pytest.param(kv, shape, id=f"{kv}-{name}", marks=() if name in quick.get(kv, ()) else pytest.mark.soak)
+        for kv in formats
+        for name, shape in shapes.items()
+    ]
+
+
 @pytest.mark.parametrize(("tokens", "rows"), [(600, 1), (300, 2), (2100, 1), (2100, 3)])
 def test_a_few_rows_share_a_value_head_over_several_blocks_and_parts(target, same_bits, tokens, rows):
     """Five query heads to a value head: a block has three of them and another two, or one all of them."""
@@ -119,8 +128,14 @@ def test_a_few_rows_share_a_value_head_over_several_blocks_and_parts(target, sam
     assert qsa.value_chunks(rows, 5) == (2 if rows <= 2 else 1)
 
 
-@pytest.mark.parametrize("shape", [TINY, ODD, WIDE, DENSE], ids=["tiny", "odd", "wide", "dense"])
-@pytest.mark.parametrize("kv", ["fp32", in_soak("fp16"), in_soak("int8"), "k8v4"])
+@pytest.mark.parametrize(
+    ("kv", "shape"),
+    kinds(
+        ["fp32", "fp16", "int8", "k8v4"],
+        {"tiny": TINY, "odd": ODD, "wide": WIDE, "dense": DENSE},
+        {"fp32": ("tiny", "odd", "wide", "dense"), "k8v4": ("odd",)},
+    ),
+)
 def test_a_window_that_stores_on_its_way_has_the_bits_of_one_that_stores_first(target, same_bits, shape, kv):
     """Below the budget: rows of several sequences, some of the same one, at edges of pages, tiles and index blocks."""
     first, second = (Sequences(target, shape, pages=2, kv=kv) for _ in range(2))
@@ -410,18 +425,20 @@ class Apart(Sequences):
             return self.target.host(out)
 
 
+FAR = {"tiny": (TINY, 4, 150), "odd": (ODD, 4, 190), "long": (LONG, 6, 340), "wide": (WIDE, 3, 130)}
+FAR["dense"] = (DENSE, 5, 250)
+
+
 @pytest.mark.parametrize(
-    ("shape", "pages", "start"),
-    [
-        (TINY, 4, 150),
-        (ODD, 4, 190),
-        (LONG, 6, 340),
-        pytest.param(WIDE, 3, 130, marks=pytest.mark.soak),
-        (DENSE, 5, 250),
-    ],
+    ("kv", "how"),
+    kinds(
+        ["fp32", "fp16", "k8v4", "int8", "q4_0"],
+        FAR,
+        {"fp32": ("tiny", "odd", "long", "dense"), "k8v4": ("odd", "long")},
+    ),
 )
-@pytest.mark.parametrize("kv", ["fp32", in_soak("fp16"), "k8v4", in_soak("int8"), in_soak("q4_0")])
-def test_pages_in_ram_change_no_bit(target, same_bits, shape, pages, start, kv):
+def test_pages_in_ram_change_no_bit(target, same_bits, kv, how):
+    shape, pages, start = how
     near, far = Sequences(target, shape, pages, kv=kv), Apart(target, shape, pages, kv=kv)
     for parts in ([(SLOT, start)], [(SLOT, 1)], [(0, 5), (SLOT, 3), (2, 1)], [(0, 60)], [(0, 1), (SLOT, 1)]):
         where = near.rows(*parts)

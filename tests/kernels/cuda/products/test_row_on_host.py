@@ -102,6 +102,8 @@ def test_inputs_that_are_quantised_already_give_the_same_bits(host, random_weigh
     dense(host, [random_weight(name, 20, cols)], n, RowTuning(), quantised=True)
 
 
+ORDERS = [pytest.param(0, marks=pytest.mark.soak), 1, 2, pytest.param(3, marks=pytest.mark.soak)]
+"""Of the emulator's threads: shuffled ones, copies early and late, in every run."""
 SHARED = [
     (("IQ3_S", "IQ4_NL", "Q8_0"), 80, (1, 3)),
     (("IQ3_S_CARD", "IQ4_NL_CARD", "Q8_0"), 90, (1, 3, 8)),
@@ -109,7 +111,7 @@ SHARED = [
 ]
 
 
-@pytest.mark.parametrize("order", range(4))
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     ("experts", "down", "shared", "arch", "n"), [(*kinds, arch, n) for kinds, arch, rows in SHARED for n in rows]
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from strata.kernels.cuda import arguments, card, product, tile_plans
@@ -38,8 +40,15 @@ MIXTURES = [
 ]
 
 
-@pytest.mark.parametrize("arch", [80, 90])
-@pytest.mark.parametrize("types, inner, width, n, used, experts, missing", MIXTURES, ids=str)
+def each_on_a_card() -> Iterator[object]:
+    """Mixtures on cards without and with bulk copies, in turn; in the soak on both."""
+    for i, mixture in enumerate(MIXTURES):
+        for arch in (80, 90):
+            own = arch == (90 if i % 2 == 0 else 80)
+            yield pytest.param(*mixture, arch, id=f"{mixture}-{arch}", marks=() if own else pytest.mark.soak)
+
+
+@pytest.mark.parametrize("types, inner, width, n, used, experts, missing, arch", list(each_on_a_card()))
 def test_experts_by_tiles_have_the_bits_of_the_written_order(
     host, launched, random_weight, types, inner, width, n, used, experts, missing, arch
 ):
@@ -52,7 +61,7 @@ def test_experts_by_tiles_have_the_bits_of_the_written_order(
     )
 
 
-@pytest.mark.parametrize("order", range(4))
+@pytest.mark.parametrize("order", [pytest.param(0, marks=pytest.mark.soak), 1, 2])
 @pytest.mark.parametrize("n", [1, 3, 8])
 def test_the_shared_expert_beside_tiles_changes_no_bit(host, host_loader, launched, random_weight, order, n):
     host_loader.emulator.order = order
