@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import prod
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -19,6 +21,8 @@ from strata.engine.memory.sizes import draft_bytes
 from strata.engine.memory.state import draft_slot_bytes
 from strata.engine.options import Options, Refused, fitted, parse
 from strata.engine.pack import Pack, open_draft, open_pack
+from strata.engine.state.pages import page_shapes
+from strata.engine.state.recurrent import recurrent_bytes
 
 PLAIN = Switches()
 
@@ -38,12 +42,13 @@ def drafts(pack, full_draft) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def planned(pack, full_profile, drafts):
+def planned(pack, full_profile, full_draft, drafts):
     """planned("--vram-limit-mib 8151 ..") -> figures, options, plan. PROFILE stands for the file; DRAFT is a model with
-    its draft layer, SLOTS one that drafts in batch slots too."""
+    its draft layer, MTP that layer's file, SLOTS one that drafts in batch slots too."""
 
     def make(line: str, switched: Switches = PLAIN) -> tuple[Figures, Options, MemoryPlan]:
-        words = line.replace("PROFILE", f"--expert-profile {full_profile}").split()
+        files = {"PROFILE": f"--expert-profile {full_profile}", "MTP": f"--mtp {full_draft}"}
+        words = " ".join(files.get(word, word) for word in line.split()).split()
         given_words = [word for word in words if word not in ("DRAFT", "SLOTS")]
         options = fitted(parse(["--plan", "--pack", str(pack.path), *given_words]), pack.spec)
         figures = gather(pack, options)
@@ -56,18 +61,18 @@ def planned(pack, full_profile, drafts):
 
 LAPTOP = (
     "--device cuda --vram-limit-mib 8151 --ram-limit-mib 62000 --max-context 262144 --kv q4_0 --kv-resident 32768 "
-    "--prompt-cache 3 --vram-reserve-mib 590 --serve PROFILE DRAFT"
+    "--prompt-cache 3 --vram-reserve-mib 590 --serve PROFILE MTP --spec 4"
 )
 """The settings of the measurements on an 8 GB card."""
 
 
 def test_the_8_gb_card_reads_in_short_chunks_and_with_the_alias_in_long_ones_that_stream(planned):
     _, _, plain = planned(LAPTOP)
-    assert (plain.card.way, plain.card.layout.chunk, len(plain.card.slots)) == ("own", 1024, 0), "too few to lend"
-    assert plain.card.free >= 512 * MIB, "of the reserve a prompt takes what it needs to stream"
+    assert (plain.card.way, plain.card.layout.chunk, len(plain.card.slots)) == ("own", 512, 0), "too few to lend"
+    assert plain.card.free // MIB == 561, "of the reserve a prompt takes what it needs"
     _, _, lent = planned(f"{LAPTOP} --prefill-head-alias --short-read 0")
     assert (lent.card.way, lent.card.alias, lent.card.layout.lent) == ("head alias", "in place", 0)
-    assert lent.card.layout.chunk >= 3 << 10 and lent.card.layout.head_bytes > 400 * MIB
+    assert lent.card.layout.chunk == 3328 and lent.card.layout.head_bytes > 400 * MIB
     assert lent.card.free >= 590 * MIB, "the head keeps its memory, so the reserve is what it was"
     (copy,) = (line for line in lent.lines if line.what == "copy of the head")
     assert copy.place == "RAM" and abs(copy.n_bytes - 417 * MIB) < 4 * MIB
@@ -92,6 +97,8 @@ def test_a_32_gb_card_with_a_given_cache_reads_in_own_buffers_and_keeps_no_copie
     _, _, own = planned(f"{DESKTOP} --expert-cache 5400")
     assert (own.card.way, own.card.layout.chunk, own.card.layout.lent) == ("own", 8192, 0)
     assert own.homes.lent_copies == 0
+    (experts,) = (line.n_bytes for line in own.lines if line.what == "experts" and line.place == "RAM")
+    assert round(experts / GIB, 1) == 41.6
     _, _, lending = planned(f"{DESKTOP} --expert-cache 5400", Switches(own=False))
     assert (lending.card.way, len(lending.card.slots)) == ("borrowed", len(own.card.slots))
     assert lending.card.layout.lent > 600
@@ -106,6 +113,68 @@ def test_a_32_gb_card_with_an_auto_cache_borrows_with_and_without_the_own_planne
     # 4.75 GiB of RAM stay beside the experts, of which 2 GiB are the parked conversations'
     free = next(line for line in plan.lines if line.what == "free" and line.place == "RAM")
     assert free.n_bytes >= 2816 * MIB and "2.75 GiB" in free.note
+
+
+DOCUMENTED = Path(__file__).resolve().parents[3] / "docs" / "memory.md"
+SHORT = "--ram-limit-mib 120000 --max-context 32768"
+LONG = (
+    "--ram-limit-mib 49152 --max-context 262144 --serve PROFILE MTP --spec 4 --vram-reserve-mib 1536 "
+    "--resident-experts --conversation-cache-mib 2048 --conversation-cache-slots 2 --expert-cache"
+)
+WORDS = {
+    "no profile": SHORT,
+    "profile": f"{SHORT} PROFILE",
+    "drafts": "MTP --spec 4",
+    "262,144": LONG,
+    "--expert-cache 5400": "5400",
+    "--expert-cache 8000": "8000",
+}
+"""What the words of the documented table mean; others stand for themselves."""
+
+
+def _documented() -> list[tuple[str, ...]]:
+    """Rows of the table of plans in docs/memory.md, without its commas of thousands."""
+    text = DOCUMENTED.read_text()
+    table = text[text.index("| VRAM, MiB | line |") :].split("\n\n")[0].splitlines()[2:]
+    return [tuple(cell.strip() for cell in row.strip("|").split("|")) for row in table]
+
+
+@pytest.mark.parametrize("row", _documented(), ids=lambda row: f"{row[0]} {row[1]}")
+def test_the_documented_plans_of_the_full_size_pack_are_what_the_planner_says(planned, row):
+    vram, words, way, *figures = row
+    line = " ".join(WORDS.get(word, word) for word in words.replace("`", "").split(", "))
+    _, _, plan = planned(f"--device cuda --kv int8 --vram-limit-mib {vram.replace(',', '')} {line}")
+    card = plan.card
+    assert (card.way, card.layout.chunk, len(card.slots), card.layout.lent) == (
+        way,
+        *(int(figure.replace(",", "")) for figure in figures),
+    )
+
+
+def test_a_batch_slot_costs_what_the_documentation_counts(planned, pack):
+    """873 MiB: keys and values 408, indexer keys 240, the recurrent state of two sides 225; a checkpoint of 114."""
+    line = f"--device cuda --kv int8 --vram-limit-mib 32607 {SHORT}"
+    (_, _, solo), (_, _, two) = planned(line), planned(f"{line} --batch 2")
+    slots, kept = (
+        [next(line.n_bytes for line in plan.lines if line.what == what) for plan in (solo, two)]
+        for what in ("slots", "checkpoints")
+    )
+    arrays = [(name, size) for layer in page_shapes(pack.spec, "int8") for name, size in layer.items()]
+    parts = {
+        names: 512 * sum(prod(shape) * kind.itemsize for name, (shape, kind) in arrays if name in names) // MIB
+        for names in (("k", "v"), ("raw", "block"))
+    }
+    assert list(parts.values()) == [408, 240] and 2 * recurrent_bytes(pack.spec) // MIB == 225
+    assert round((slots[1] - slots[0]) / 2 / MIB) == 873 and round((kept[1] - kept[0]) / 2 / MIB) == 114
+
+
+@pytest.mark.parametrize(("context", "chunk"), [(30_720, 3840), (32_768, 3584)])
+def test_the_documented_chunk_of_a_lent_head_holds_at_its_context(planned, context, chunk):
+    _, _, plan = planned(
+        f"--device cuda --vram-limit-mib 8151 --ram-limit-mib 120000 --max-context {context} --kv int8 "
+        "--prompt-cache 3 --vram-reserve-mib 590 --serve MTP --spec 4 --short-read 0 --prefill-head-alias"
+    )
+    assert (plan.card.alias, plan.card.layout.chunk, len(plan.card.slots)) == ("in place", chunk, 0)
 
 
 def test_a_card_that_holds_everything_has_no_experts_in_ram(planned):
@@ -214,7 +283,11 @@ def test_advice_that_is_followed_gives_what_it_promised(planned, line):
             words = one.option.replace("FILE", "").replace("--expert-profile", "PROFILE")
             if one.option.startswith("without "):
                 left_out = one.option.split()[1]
-                changed = line.replace("DRAFT", "") if left_out == "--mtp" else line.replace("--batch 3", "")
+                changed = (
+                    line.replace("DRAFT", "").replace("MTP", "")
+                    if left_out == "--mtp"
+                    else line.replace("--batch 3", "")
+                )
             else:
                 changed = f"{line} {words}"
             _, _, other = planned(changed)
@@ -335,8 +408,9 @@ def test_a_larger_card_reads_at_least_as_long_chunks_and_holds_as_many_experts(
         return
     _, _, larger = planned(f"{line} {prefill} --vram-limit-mib {vram + more}")
     first_cache = larger.card.way == "borrowed" != plan.card.way and not len(plan.card.slots)
-    assert larger.card.layout.chunk >= plan.card.layout.chunk or first_cache, (
-        "but where a cache is the better use of it"
+    holds_all = len(larger.card.slots) == 24_576 > len(plan.card.slots)
+    assert larger.card.layout.chunk >= plan.card.layout.chunk or first_cache or holds_all, (
+        "but where a cache is the better use of it, or nothing streams any more"
     )
     assert len(larger.card.slots) >= len(plan.card.slots)
     assert plan.card.free >= 0
