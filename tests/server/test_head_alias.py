@@ -55,12 +55,13 @@ def options(request: pytest.FixtureRequest, packs: Any, tmp_path_factory: pytest
 
 class Served(NamedTuple):
     """http: the server's client · log: of the engine · pid: of the engine now · longest: tokens of a prompt of a long
-    test."""
+    test · alone: nothing else takes the card's memory."""
 
     http: aiohttp.ClientSession
     log: Path
     pid: Callable[[], int]
     longest: int
+    alone: bool
 
     async def ask(self, prompt: list[int]) -> tuple[int, Any]:
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 2, "temperature": 0}
@@ -71,6 +72,10 @@ class Served(NamedTuple):
         """What the engine says of itself."""
         async with self.http.get("/metrics") as response:
             return (await response.json())["engine"]
+
+    def vram_free(self) -> list[int]:
+        """MiB of the card that were free where each request began; INFO says it of the start only."""
+        return [int(mib) for mib in re.findall("request: ([0-9]+) MiB of VRAM are free", self.log.read_text())]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -86,8 +91,9 @@ async def served(options: list[str], packs: Any, tmp_path_factory: Any) -> Async
         RunningServer(settings, Chat(Vocabulary.load(pack))) as server,
         aiohttp.ClientSession(server.url) as http,
     ):
-        longest = LONGEST["card" if "--card" in options else "emulated"]
-        yield Served(http, log, lambda: server.state.service.engine_pid, longest)
+        real = "--card" in options
+        alone = not real or "PYTEST_XDIST_WORKER" not in os.environ
+        yield Served(http, log, lambda: server.state.service.engine_pid, LONGEST["card" if real else "emulated"], alone)
 
 
 def resident(pid: int) -> int:
@@ -112,7 +118,7 @@ async def test_a_head_that_moved_ends_the_engine_and_the_next_requests_are_answe
 
 
 async def test_of_many_requests_of_mixed_lengths_none_is_lost_and_no_memory(served):
-    """Long reads load the head once each, short ones never; the RAM of the engine stays as it is."""
+    """Long reads load the head once each, short ones never; the engine's RAM stays as it is, and the card's memory."""
     random, lengths = np.random.default_rng(3), []
     before, used = (await served.figures())["head_loads"], 0
     for begun in range(0, MANY, 4):
@@ -123,5 +129,7 @@ async def test_of_many_requests_of_mixed_lengths_none_is_lost_and_no_memory(serv
         lengths += some
         used = used or (resident(served.pid()) if begun >= MANY // 2 else 0)
     assert resident(served.pid()) - used < 8 << 20
+    free = served.vram_free()[-MANY:]
+    assert len(free) == MANY and (not served.alone or free[MANY // 2] - free[-1] < 8)
     assert (await served.figures())["head_loads"] - before == sum(n > STAYS for n in lengths)
     assert served.log.read_text().count("ready on") == 2

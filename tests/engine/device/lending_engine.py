@@ -3,6 +3,7 @@
     lending_engine.py FOLDER [--card] OPTIONS..     FOLDER: for compiled kernels
 
 --card       the real card
+Log          how much memory of the card is free where a request begins, of each request
 Test hook    STRATA_TEST_HEAD_MOVE holds for the first start in the working folder alone
 """
 
@@ -52,6 +53,7 @@ def main() -> int:
         stack.enter_context(mock.patch.object(loan, "plan_loan", lending))
         if not real:
             emulated(Path(folder), stack)
+        stack.enter_context(mock.patch("strata.engine.cuda_runner.SCARCE", 1 << 60))  # loads it, with the plan above
         return engine.main()
 
 
