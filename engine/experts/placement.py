@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -20,20 +21,20 @@ Pair = tuple[int, int]
 """(layer, expert)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExpertSize:
-    """Bytes of one expert's matrices in a layer."""
+    """Bytes of one expert's matrices in a layer. What follows from them is kept: a plan asks for it of every pair."""
 
     gate: int
     up: int
     down: int
 
-    @property
+    @cached_property
     def begins(self) -> tuple[int, int, int]:
         """Where gate, up and down begin in a slot."""
         return 0, padded(self.gate), padded(self.gate) + padded(self.up)
 
-    @property
+    @cached_property
     def n_bytes(self) -> int:
         return self.begins[2] + padded(self.down)
 
@@ -133,8 +134,8 @@ def place(
 
 def missing_order(placement: Placement, order: Iterable[Pair]) -> list[Pair]:
     """The pairs that have no slot: those of the order, then the others by number."""
-    known = dict.fromkeys([*order, *by_number(*placement.begins.shape)])
-    return [pair for pair in known if placement.begins[pair] < 0]
+    known, missing = dict.fromkeys([*order, *by_number(*placement.begins.shape)]), (placement.begins < 0).tolist()
+    return [(layer, expert) for layer, expert in known if missing[layer][expert]]
 
 
 def with_copies(placement: Placement, in_ram: Iterable[Pair]) -> Placement:

@@ -58,7 +58,7 @@ def decode(raw: bytes, layers: int, experts: int) -> Profile:
     table = np.frombuffer(raw, "<u2", offset=_HEAD.size).reshape(n, 2)
     if n and (int(table[:, 0].max()) >= layers or int(table[:, 1].max()) >= experts):
         raise ProfileError("names a pair that the model does not have")
-    pairs = tuple((int(layer), int(expert)) for layer, expert in table)
+    pairs = tuple((layer, expert) for layer, expert in table.tolist())
     if len(set(pairs)) != n:
         raise ProfileError("names a pair twice")
     return Profile(layers, experts, slots, pairs)
