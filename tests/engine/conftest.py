@@ -390,10 +390,20 @@ def new_card() -> Iterator[Callable[[], object]]:
 
 @pytest.fixture(scope="module", params=["emulated", pytest.param("card", marks=pytest.mark.gpu)])
 def any_card(request: pytest.FixtureRequest) -> Iterator[Callable[[], object]]:
-    """any_card(): a driver. Every test that asks for it runs on the emulated card, and on a real one if asked to."""
+    """any_card(): a driver. Every test that asks for it runs on the emulated card, and on a real one if asked to.
+
+    REHEARSES = False in a module: its engines start without the kernels of rehearsals, which take the emulated card
+    most of a start; those of other modules start with them.
+    """
     if request.param == "emulated":
         with request.getfixturevalue("emulated_card").plugged_in() as card:
-            yield card.driver
+
+            def driver() -> object:
+                made = card.driver()
+                made.rehearses = getattr(request.module, "REHEARSES", True)
+                return made
+
+            yield driver
     else:
         yield request.getfixturevalue("new_card")
 

@@ -20,6 +20,7 @@ from strata.kernels.ops import Sampling
 from strata.protocol.lines import SlotToken
 
 CONTEXT, CHUNK = 80, 18
+REHEARSES = False
 OPTIONS = Options(pack="", max_context=CONTEXT, prefill=CHUNK, short_read=17, spec=4, batch=2, mtp="", batch_mtp=True)
 GREEDY = Sampling()
 DRAWN = Sampling(temperature=1.0, top_k=40, seed=9)

@@ -25,6 +25,7 @@ from strata.kernels.ops import PAGE, Sampling
 from strata.protocol.lines import SlotToken, Token
 
 CONTEXT, CHUNK, SAID, END = 150, 18, np.array([5, 40, 77, 300], np.int32), 300
+REHEARSES = False
 OPTIONS = Options(
     pack="",
     max_context=CONTEXT,
