@@ -27,8 +27,6 @@ FIRST = (
     "kernels/cuda/test_compile.py",
     "bench/test_slot_tools.py",
     "engine/test_cuda_rounds.py",
-    "engine/test_cuda_runner.py",
-    "engine/test_machine.py",
 )
 """The files that take longest begin, so that no worker is left with one. While the first one compiles for cards, the
 second one's engine compiles the host's kernels, which both workers would do otherwise."""
