@@ -28,9 +28,22 @@ DEVICE float exp_f32(float x) {
     return x < -87.3f ? 0.0f : (fmaf(p, r * r, r) + 1.0f) * power;
 }
 
-DEVICE float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
+// A card divides by more than 2^126 in a way of its own that takes some hundred instructions, and saturated gates come
+// together: they are divided by powers of two less, which changes no bit, or are known.
+#define LARGE_DIVISOR 0x1p+126f
+#define MOST_DIVISOR 0x1.4f748cp+127f   // 1 + exp_f32(88.3), of all that are further out
+#define LEAST_SIGMOID 0x1.86ba9p-128f     // 1 / MOST_DIVISOR
 
-DEVICE float silu_f32(float x) { return x / (1.0f + exp_f32(-x)); }
+DEVICE float sigmoid_f32(float x) {
+    const float d = 1.0f + exp_f32(-x);
+    if (d > LARGE_DIVISOR) return d == MOST_DIVISOR ? LEAST_SIGMOID : 1.0f / d;
+    return 1.0f / d;
+}
+
+DEVICE float silu_f32(float x) {
+    const float d = 1.0f + exp_f32(-x), by = d > LARGE_DIVISOR ? 0x1p-64f : 1.0f;
+    return (x / (d * by)) * by;
+}
 
 DEVICE float softplus_f32(float x) {
     float y = exp_f32(-fabsf(x));

@@ -13,6 +13,7 @@
 //             GATES, and then TYPE of their weights and STEPS, elements of a chain under way
 // Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), to another row or in place
 // Source   the order of every sum is that of `ops.Kernels.gdn`
+#define ENTERS
 #include "gdn_window.cuh"
 #include "lanes.cuh"
 #include "formats.cuh"
@@ -311,6 +312,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS)
               const float* w_dt, float* state, const int* segments, float* o, int key_heads, int value_heads,
               PARAMETER Output output, PARAMETER GateProducts gates) {
     extern __shared__ __align__(16) char dynamic[];
+    trace_entry();
     Memory& memory = *reinterpret_cast<Memory*>(dynamic);
     const int tid = threadIdx.x, group = tid / QUADS, head = blockIdx.y, column = blockIdx.x * COLUMNS;
     const Segment seg = segment_at(segments, blockIdx.z);
@@ -338,6 +340,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS)
     inputs_ready();
     convolve_tokens(memory.tokens, work);
     __syncthreads();
+    trace_mark(2);
     Kept kept{};
     if (WHOLE) kept.ask(work, output.ended);
     const float* sums = reinterpret_cast<const float*>(memory.queries);
@@ -358,5 +361,6 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS)
         if (WHOLE && first_warp) output.leave(gate, sums, vector);
         if (!WHOLE && tid < COLUMNS) o[vector * D + column + tid] = fold_groups(sums + tid, COLUMNS);
     }
+    trace_mark(3);
     if (WHOLE) kept.keep(work, conv);
 }

@@ -14,6 +14,7 @@
 // Shapes      x (C, H), y (H,), beta (C,), inject (C, C * H) or null, down (rows, C * H) -> a (rows,), r (C,). Dynamic
 //             shared memory: `Parts`
 // Source      `product`, `lanes` and `ops.Kernels.hyper_mix`
+#define ENTERS
 #include "rows.cuh"
 #include "formats.cuh"
 #include "quantize_lane.cuh"
@@ -209,6 +210,7 @@ KERNEL void __launch_bounds__(THREADS, 2)
     hyper_down(const float* x, const float* strength, const float* y, const float* w, const float* inject, const u8* down,
                float* a, float* r, float* beta, int n_rows, int early, float eps, float scale) {
     extern __shared__ __align__(16) u8 memory[];
+    trace_entry();
     __shared__ float buffer[THREADS];
     __shared__ __align__(16) float inverse[THREADS / 32][(PER_THREAD + 3) / 4 * 4];
     __shared__ Ready terms[STREAMS], first_inputs;
@@ -238,10 +240,13 @@ KERNEL void __launch_bounds__(THREADS, 2)
     copies_commit();
     copies_wait<1>();
     rows.unpack(memory);  // while y comes: earlier it took longer
+    trace_mark(2);
     copies_wait<0>();
     __syncthreads();
+    trace_mark(3);
     if (strength) values.add(by, (const float*)added + threadIdx.x % LANES);
     const float factor = values.norm((const float*)(memory + Parts::FACTORS) + own, buffer, eps);
+    trace_mark(4);
     if (blockIdx.x == 0 && threadIdx.x % LANES == 0) put_word(r + stream, factor);
     if (unit >= 0) {
         make_beta(values, inject + (long long)unit * COLS + own, buffer, beta + unit, scale);
@@ -251,12 +256,15 @@ KERNEL void __launch_bounds__(THREADS, 2)
     values.quantize(memory, inverse[threadIdx.x >> 5]);
     if (!stream) ready_set(&first_inputs);
     threads_meet(1 + stream, LANES);
+    trace_mark(5);
     stream_terms(memory, rows.count, stream);
     ready_set(terms + stream);
+    trace_mark(6);
     const int row = threadIdx.x;
     if (row >= 32) return;
     constexpr int LENGTH = STREAM_SPANS % 8 ? 4 : 8;
     const float sum = sum_of_row<LENGTH, STREAM_SPANS / LENGTH>(
         Parts::terms(memory, min(row, rows.count - 1), 0), (const float*)(memory + Parts::SCALES), terms);
     if (row < rows.count) put_word(a + rows.first + row, sum);
+    trace_mark(7);
 }

@@ -13,6 +13,7 @@
 // Shapes      a (n, R), factors (C,), normed (n, C, H), w (C, H), up (C * H, R), inject (C, C * H) or null -> u (n, H),
 //             beta (n, C); H a multiple of ELEMENTS. Dynamic shared memory: `Parts`
 // Source      `product`, `lanes` and `ops.Kernels.hyper_mix`
+#define TRACES_ITSELF
 #include "rows.cuh"
 #include "formats.cuh"
 #include "quantize_lane.cuh"
@@ -193,6 +194,7 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
                  const float* inject, float* u, float* beta, float* x, const float* strength, const float* y,
                  PARAMETER Forms forms, int n, int width, int n_beta, float scale, int early) {
     extern __shared__ __align__(16) u8 memory[];
+    trace_entry();
     const int blocks = width / ELEMENTS, tid = threadIdx.x, t = tid & 3;
     if (!FRESH && blockIdx.x >= blocks) {
         if (early) next_may_come();
@@ -220,10 +222,13 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
     const u8* begin = up + (static_cast<long long>(stream) * width + first) * row_bytes;
     const Codes codes(memory + stream * at.stream + ((u64)begin & 15) + row % ELEMENTS * row_bytes, t);
 
+    trace_begin(true);
     if (!early) inputs_ready();
     if (reads) own.norm(factors, (float*)(memory + at.normed) + element);
+    trace_mark(2);
     inputs_to_shared(a, memory, at, n, scale);
     __syncthreads();
+    trace_mark(3);
     if (early) next_may_come();  // who empties the words again comes now at the earliest
     float* gates = (float*)(memory + at.gates);
     float gate[EIGHTS][2];
@@ -236,9 +241,12 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
             if (input < n) gates[input * GATE_PITCH + row] = sigmoid_f32(gate[e][k]);
         }
     __syncthreads();
+    trace_mark(4);
     if (output < n)
         make_mean(gates, (const float*)(memory + at.normed), u, forms, output, element, first, n, width, scale);
+    trace_mark(5);
     if (early) inputs_ready();  // others of the kernel before may still read x
+    trace_mark(1);
     if (!reads || !strength) return;
 #pragma unroll
     for (int c = 0; c < STREAMS; c++) x[c * width + first + element] = own.v[c];

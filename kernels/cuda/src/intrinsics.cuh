@@ -13,6 +13,8 @@ typedef signed char i8;
 #define ARCH __CUDA_ARCH__
 #define PARAMETER const __grid_constant__
 
+#include "trace.cuh"
+
 // The compiler must have the value here: it may not move the computation down past a wait.
 #ifndef KEEP
 #define KEEP(x) asm volatile("" : "+f"(x))
@@ -74,8 +76,18 @@ DEVICE void next_may_come() {
 }
 
 DEVICE void inputs_ready() {
+#ifndef TRACES_ITSELF
+#ifdef ENTERS
+    trace_begin(true);
+#else
+    trace_begin(false);
+#endif
+#endif
 #if ARCH >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+#ifndef TRACES_ITSELF
+    trace_mark(1);
 #endif
     next_may_come();
 }

@@ -1,6 +1,7 @@
 // The product of quantised weights with the rows of a window (row_job.cuh; experts also by matrix steps, tile_job.cuh).
 //
 // Constants: TILED = 1 for tile_job.cuh, those of the job, and blocks that a multiprocessor's registers hold (BESIDE).
+#define ENTERS
 #include "device.cuh"
 #include "formats.cuh"
 #include "items.cuh"
@@ -14,6 +15,7 @@
 
 KERNEL __launch_bounds__(32 * WARPS, BESIDE) void product_row(PARAMETER Arguments a) {
     extern __shared__ __align__(16) u8 shared[];
+    trace_entry();
     __shared__ Found found;
     __shared__ u64 barriers[BULK ? WARPS * DEPTH : 1];
     if (a.early) next_may_come();
@@ -35,10 +37,13 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE) void product_row(PARAMETER Argument
         prepare_inputs(a, shared, 0);
         __syncthreads();
     }
+    if (!a.early) trace_mark(2);
     job.work(found);
+    if (!a.early) trace_mark(3);
     if (a.early) inputs_ready();
     if (Job::JOINS) {
         __syncthreads();
+        trace_mark(4);
         join_pairs(a, job.finder, a.beside ? a.beside + Share(a.n * a.matrix[0].rows).begin : 0);
     }
 }

@@ -8,6 +8,7 @@
 // Constants: those of product_row.cu for the experts, and SIDE_TYPE, SIDE_MODE (GATE_UP, or DENSE beside DOWN), SIDE_SPANS,
 // SIDE_ITEMS, SIDE_COLUMNS, SIDE_PARTS, SIDE_DEPTH for the shared expert, whose type has no table. `at`: where its part of
 // shared memory begins; beside GATE_UP it may lie in the stages, which the experts need later.
+#define ENTERS
 #include "device.cuh"
 #include "formats.cuh"
 #include "items.cuh"
@@ -52,6 +53,7 @@ namespace shared_by_all {
 KERNEL __launch_bounds__(32 * WARPS, BESIDE)
     void product_row_beside(PARAMETER picked::Arguments a, PARAMETER shared_by_all::Arguments b, int at) {
     extern __shared__ __align__(16) u8 shared[];
+    trace_entry();
     __shared__ picked::Found found;
     __shared__ shared_by_all::Found side_found;
     __shared__ u64 barriers[BULK ? WARPS * picked::Job::AHEAD : 1];
@@ -69,10 +71,15 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE)
         shared_by_all::prepare_inputs(b, side.shared, 0);
         picked::prepare_inputs(a, shared, 0);
         __syncthreads();
+        trace_mark(2);
         side.work(side_found);
+        trace_mark(3);
         job.work(found);
+        trace_mark(4);
         __syncthreads();
+        trace_mark(5);
         picked::join_pairs(a, job.finder, side.finder.y);
+        trace_mark(6);
     } else {
         picked::expect_picks(a);
         if (side.warp == 0) side.finder.find(&side_found);
@@ -84,9 +91,12 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE)
         side.work(side_found);
         inputs_ready();
         if (job.warp == 0) job.finder.find(&found);
+        trace_mark(2);
         __syncthreads();
         picked::runs_may_write();  // where the shared expert's part was
         job.begin(found);
+        trace_mark(3);
         job.work(found);
+        trace_mark(4);
     }
 }

@@ -433,6 +433,7 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
     inputs_to_shared(a, shared);
     entries.store(shared + a.at_grid);
     __syncthreads();
+    if (!a.early) trace_mark(2);
 
     const int copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES;
     const Grid grid{shared + a.at_grid + copy * (F::LOOK == WORD ? 4 : 8)};
@@ -498,4 +499,5 @@ KERNEL __launch_bounds__(32 * WARPS, 1) void product_window(PARAMETER Arguments 
         stage = stage == (STAGES - 1) * STAGE ? 0 : stage + STAGE;
     }
     if (a.early) inputs_ready();
+    else trace_mark(3);
 }

@@ -6,12 +6,14 @@
 // Shapes      router (E, cols), shared (1, cols), x (n, cols) -> logits (n, E), shared_logits (n,), experts and weights
 //             (n, used)
 // Source      `lanes` and `ops.Kernels.route`
+#define ENTERS
 #include "chains.cuh"
 #include "route.cuh"
 
 KERNEL void __launch_bounds__(LANES * GROUPS)
     route_window(const u8* router, const u8* shared, const float* x, float* logits, float* shared_logits, int* experts,
                  float* weights, u32* ended, int n, int n_experts, int cols, int used) {
+    trace_entry();
     constexpr int WARPS = GROUPS * GROUP_WARPS;
     __shared__ Chains chains;
     __shared__ PickMemory picks[WARPS];
@@ -30,8 +32,11 @@ KERNEL void __launch_bounds__(LANES * GROUPS)
         else if (first + r == n_experts)
             shared_logits[input] = sum;
     });
+    trace_mark(2);
     if (!last_block(ended, gridDim.x)) return;
+    trace_mark(3);
     for (int r = warp; r < n; r += WARPS)
         pick(logits + static_cast<long long>(r) * n_experts, n_experts, {used, experts + r * used, weights + r * used},
              picks[warp]);
+    trace_mark(4);
 }
