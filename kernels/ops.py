@@ -52,7 +52,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from strata.kernels.formats import Weight
+from strata.kernels.formats import TensorType, Weight
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -68,6 +68,10 @@ ATTENTION_PART: Final = 256
 GDN_GROUPS: Final = 8
 """Groups of state rows whose sums are folded as a tree in the delta rule."""
 MAX_TOP_K: Final = 64
+DOWN_PART: Final = 2560
+"""Inputs of a part of the sum of `down` in `Kernels.hyper_mix` at most, where a stream has no more."""
+_WHOLE: Final = 256
+"""Inputs of the longest block of a type: no part ends inside of one."""
 
 EXP_POLY: Final = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 LOG1P_POLY: Final = (1 / 13, 1 / 11, 1 / 9, 1 / 7, 1 / 5, 1 / 3, 1.0)
@@ -93,6 +97,13 @@ class Hyper:
     down: Weight
     up: Weight
     inject: Weight | None
+
+
+def streams_of_a_part(kind: TensorType, streams: int, width: int) -> int:
+    """Streams of a part of the sum of `down` in `Kernels.hyper_mix`, for weights of this type; the last part has the
+    rest. All of them where a part would not be whole blocks of any type."""
+    most = max(DOWN_PART // width, 1)
+    return streams if kind.is_float or most * width % _WHOLE else min(most, streams)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,6 +240,8 @@ class Kernels(Protocol):
         """Residual streams x (n, C, H) -> u (n, H) and beta (n, C), None without inject.
 
         norm = rms(x) per stream; a = silu(down(norm) * (1/C)); G = up(a);
+        down of a quantised type: the row's inputs in parts of `streams_of_a_part` whole streams, each a `product` from
+        0; ((p0 + p1) + p2) + ..
         u = (sum_c sigmoid(G[c]) * norm[c]) * (1/C), c ascending, first a product, then fma;
         beta = 2 * sigmoid(inject(norm) * (1/C)).
         """

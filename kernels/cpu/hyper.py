@@ -14,12 +14,12 @@ from numba import njit, types
 
 from strata.kernels.check import check
 from strata.kernels.cpu.lanes import get, put
-from strata.kernels.cpu.linear import linear
+from strata.kernels.cpu.linear import linear, linear_in_parts
 from strata.kernels.cpu.math import JIT, fma, sigmoid_f32, silu_f32
 from strata.kernels.cpu.norm import rms_norm
 from strata.kernels.cpu.tasks import kernel, pack, threads_for, unpack
 from strata.kernels.cpu.team import spread
-from strata.kernels.ops import F32, Hyper
+from strata.kernels.ops import F32, Hyper, streams_of_a_part
 
 ROWS_AT_ONCE: Final = 256
 ROWS: Final = 8
@@ -85,12 +85,14 @@ def hyper_mix(x: F32, hc: Hyper, eps: float) -> tuple[F32, F32 | None]:
     n, streams, width = size["n"], size["C"], size["H"]
     scale = _ONE / np.float32(streams)
     weights = [hc.down] if hc.inject is None else [hc.down, hc.inject]
+    together = streams_of_a_part(hc.down.type, streams, width)
+    parts = [together * width if together < streams else 0, 0][: len(weights)]
     u = np.empty((n, width), np.float32)
     beta = np.empty((0 if hc.inject is None else n, streams), np.float32)
     for begin in range(0, n, ROWS_AT_ONCE):
         rows = x[begin : begin + ROWS_AT_ONCE]
         normed = rms_norm(rows, hc.norm, eps).reshape(len(rows), -1)
-        a, *injected = linear(weights, normed)
+        a, *injected = linear_in_parts(weights, parts, normed)
         _activate(
             a.reshape(-1), injected[0].reshape(-1) if injected else _NONE, beta.reshape(-1), begin * streams, scale
         )

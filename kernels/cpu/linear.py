@@ -21,6 +21,11 @@ from strata.kernels.reference.linear import dequantize as float_rows
 
 def linear(weights: Sequence[Weight], x: F32) -> list[F32]:
     """Several matrices with one input: x (n, cols) -> [(n, rows_i)]."""
+    return linear_in_parts(weights, [0] * len(weights), x)
+
+
+def linear_in_parts(weights: Sequence[Weight], parts: Sequence[int], x: F32) -> list[F32]:
+    """The same, the sums of each matrix in parts of so many inputs: `product_job`."""
     n = check(x=(x, "n cols", np.float32))["n"]
     for w in weights:
         if len(w.shape) != 2 or w.cols != x.shape[1]:
@@ -29,7 +34,7 @@ def linear(weights: Sequence[Weight], x: F32) -> list[F32]:
     if n:
         records = quantized(x, weights)
         inputs = Inputs(address(x), address(records))
-        jobs = [product_job(w, inputs, 0, n, address(out)) for w, out in zip(weights, outs, strict=True)]
+        jobs = [product_job(w, inputs, 0, n, address(o), p) for w, o, p in zip(weights, outs, parts, strict=True)]
         run(jobs, n * sum(w.rows * w.cols for w in weights))
     return outs
 

@@ -4,6 +4,7 @@ word, put_word             int64 at address + 8 * index
 float_at, put_float        float32 at address + 4 * index
 int32_at, byte_at          an int32 at address + 4 * index, a uint8 at address + index
 clear_floats, copy_floats  runs of float32
+add_floats                 target = target + source
 prefetch                   ask for the cache line of an address; never a fault
 nanoseconds                since some time, monotonic; 0 where the system has no POSIX clock
 ask_ahead                  have the system read bytes of a mapped file in the background, where it has the call
@@ -107,6 +108,12 @@ def clear_floats(address, n):
 def copy_floats(target, source, n):
     for i in range(n):
         put_float(target, i, float_at(source, i))
+
+
+@njit("void(int64, int64, int64)", **JIT)
+def add_floats(target, source, n):
+    for i in range(n):
+        put_float(target, i, float_at(target, i) + float_at(source, i))
 
 
 @intrinsic

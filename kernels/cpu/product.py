@@ -44,7 +44,16 @@ from strata.kernels.cpu.jobs import (
     job,
 )
 from strata.kernels.cpu.math import JIT
-from strata.kernels.cpu.memory import clear_floats, copy_floats, int32_at, prefetch, put_float, put_word, word
+from strata.kernels.cpu.memory import (
+    add_floats,
+    clear_floats,
+    copy_floats,
+    int32_at,
+    prefetch,
+    put_float,
+    put_word,
+    word,
+)
 from strata.kernels.cpu.simd import FLOAT, FLOATS, I16, I32, VECTOR, WIDTH, WORD64, Emitter, Value, constant
 from strata.kernels.cpu.unpack import CHUNK, CHUNK_BYTES, CODES, OFFSETS, SCALES, unpacker
 from strata.kernels.formats import Weight
@@ -65,13 +74,14 @@ PIECE_BYTES: Final = 1 << 18
 _SUMS_AT: Final = CHUNK_BYTES
 _TABLE_AT: Final = _SUMS_AT + PANEL * 4 * WIDTH
 _RECORDS_AT: Final = _TABLE_AT + 8 * WIDTH
-_END: Final = _RECORDS_AT + 8 * PANEL
+_TOTALS_AT: Final = _RECORDS_AT + 8 * PANEL
+_END: Final = _TOTALS_AT + PANEL * 4 * WIDTH
 assert _END <= SCRATCH_BYTES
 _BLOCKS_OF_CHUNK: Final = CHUNK // ACT_BLOCK
 
-# Arguments of a job; the last two of block types only.
-(A_WEIGHT, A_ROW_BYTES, A_ROWS, A_COLS, A_X, A_INDEX, A_N, A_OUT, A_STRIDE, A_UNPACK, A_CHUNK_BYTES) = range(
-    ARGUMENTS, ARGUMENTS + 11
+# Arguments of a job; the last three of block types only.
+(A_WEIGHT, A_ROW_BYTES, A_ROWS, A_COLS, A_X, A_INDEX, A_N, A_OUT, A_STRIDE, A_UNPACK, A_CHUNK_BYTES, A_PART) = range(
+    ARGUMENTS, ARGUMENTS + 12
 )
 
 
@@ -160,6 +170,16 @@ def _find_rows(job, tile, table):
         put_word(table, r, word(job, A_WEIGHT) + row * word(job, A_ROW_BYTES))
 
 
+@njit("void(int64, int64, int64, int64)", **JIT)
+def _end_part(totals, sums, n, first):
+    """The sums of a part are added to those of the parts before it; the next one begins from 0."""
+    if first:
+        copy_floats(totals, sums, n)
+    else:
+        add_floats(totals, sums, n)
+    clear_floats(sums, n)
+
+
 def _blocks_entry(variant, job, begin, end, scratch):
     """Tiles [begin, end) of a matrix.
 
@@ -169,6 +189,7 @@ def _blocks_entry(variant, job, begin, end, scratch):
     """
     rows, blocks, n = word(job, A_ROWS), word(job, A_COLS) // ACT_BLOCK, word(job, A_N)
     records, table, sums = scratch + _RECORDS_AT, scratch + _TABLE_AT, scratch + _SUMS_AT
+    totals, chunks, part = scratch + _TOTALS_AT, -(-blocks // _BLOCKS_OF_CHUNK), word(job, A_PART)
     chunk_bytes, tile_bytes = word(job, A_CHUNK_BYTES), WIDTH * word(job, A_ROW_BYTES)
     for panel in range(0, n, PANEL):
         count = min(PANEL, n - panel)
@@ -179,7 +200,7 @@ def _blocks_entry(variant, job, begin, end, scratch):
             clear_floats(sums, count * WIDTH)
             following = word(table, 0) + tile_bytes
             fetched = WIDTH * chunk_bytes if tile + 1 < end else 0  # the piece behind this one is another thread's
-            for chunk in range(-(-blocks // _BLOCKS_OF_CHUNK)):
+            for chunk in range(chunks):
                 first = chunk * _BLOCKS_OF_CHUNK
                 taken = min(_BLOCKS_OF_CHUNK, blocks - first)
                 _fetch(following + chunk * fetched, fetched, 0)
@@ -190,9 +211,12 @@ def _blocks_entry(variant, job, begin, end, scratch):
                     _add_chunk(variant, TOGETHER, scratch, taken, records + 8 * i, first * RECORD, sums + 64 * i)
                 for i in range(whole, count):
                     _add_chunk(variant, 1, scratch, taken, records + 8 * i, first * RECORD, sums + 64 * i)
+                if part and ((chunk + 1) % part == 0 or chunk + 1 == chunks):
+                    _end_part(totals, sums, count * WIDTH, chunk < part)
+            made = totals if part else sums
             for i in range(count):
                 out = word(job, A_OUT) + 4 * ((panel + i) * word(job, A_STRIDE) + tile * WIDTH)
-                copy_floats(out, sums + 64 * i, min(WIDTH, rows - tile * WIDTH))
+                copy_floats(out, made + 64 * i, min(WIDTH, rows - tile * WIDTH))
 
 
 # ------------------------------------------------------------------------------------------------------ float weights
@@ -280,10 +304,12 @@ class Inputs:
     records: int
 
 
-def product_job(w: Weight, x: Inputs, index: int, n: int, out: int) -> list[int]:
+def product_job(w: Weight, x: Inputs, index: int, n: int, out: int, part: int = 0) -> list[int]:
     """The product of a matrix, or the first of a stack, with n activation rows: out float32 [n][rows of w].
 
-    index: the address of the int32 numbers of the rows, or 0 for rows 0 .. n - 1.
+    index: the address of the int32 numbers of the rows, or 0 for rows 0 .. n - 1. part: of weights in blocks, the
+    inputs of a part of a sum, a multiple of CHUNK: every part is a product from 0, and they are added in their order;
+    0: the sum has no parts.
     """
     kind, row_bytes = w.type, w.type.row_bytes(w.cols)
     inputs = x.floats if kind.is_float else x.records
@@ -292,7 +318,8 @@ def product_job(w: Weight, x: Inputs, index: int, n: int, out: int) -> list[int]
         return job(function(_floats_entry, type=kind.name), w.rows, PIECE_BYTES // (row_bytes * n), *common)
     entry = function(_blocks_entry, group=kind.group, offset=kind.has_offset, only=None)
     grain = PIECE_BYTES // (WIDTH * row_bytes * n)
-    return job(entry, -(-w.rows // WIDTH), grain, *common, unpacker(kind), CHUNK // kind.block * kind.block_bytes)
+    chunk_bytes = CHUNK // kind.block * kind.block_bytes
+    return job(entry, -(-w.rows // WIDTH), grain, *common, unpacker(kind), chunk_bytes, part // CHUNK)
 
 
 @njit("void(int64[:, ::1], int64[::1], int64[::1], int64[::1], int64, int64, int64, int64)", **JIT)

@@ -9,7 +9,8 @@ from strata.kernels import reference
 from strata.kernels.cpu import hyper
 from strata.kernels.cpu.hyper import hyper_add, hyper_mix
 from strata.kernels.cpu.linear import linear
-from strata.kernels.ops import Hyper
+from strata.kernels.ops import DOWN_PART, Hyper, streams_of_a_part
+from strata.kernels.reference.hyper import ordered_down
 
 EPS = 1e-6
 F = np.float32
@@ -21,19 +22,20 @@ def streams(n, c, h, seed=0):
 
 @pytest.fixture
 def module(random_weight):
-    def make(c, h, r, kind="Q8_0", inject=True) -> Hyper:
+    def make(c, h, r, kind="Q8_0", inject=True, down=None) -> Hyper:
         norm = 1 + F(0.1) * streams(1, c, h, 5)[0]
-        mix = (random_weight(kind, r, c * h), random_weight(kind, c * h, r))
+        mix = (random_weight(down or kind, r, c * h), random_weight(kind, c * h, r))
         return Hyper(norm, *mix, random_weight("F32", c, c * h) if inject else None)
 
     return make
 
 
-def written_mix(x, hc, w):
+def written_mix(x, hc, w, down=None):
     n, c, _ = x.shape
     share = F(1) / F(c)
     normed = w.rms(x, hc.norm, EPS)
-    down, inject = linear([hc.down, hc.inject], normed.reshape(n, -1))
+    down = ordered_down(hc.down, normed) if down is None else down
+    (inject,) = linear([hc.inject], normed.reshape(n, -1))
     (up,) = linear([hc.up], w.silu(down * share))
     gate = w.sigmoid(up.reshape(x.shape))
     u = gate[:, 0] * normed[:, 0]
@@ -47,6 +49,38 @@ def test_mixing_has_the_written_bits(n, c, h, r, module, written):
     x, hc = streams(n, c, h), module(c, h, r)
     for got, wanted in zip(hyper_mix(x, hc, EPS), written_mix(x, hc, written), strict=True):
         assert written.same(got, wanted)
+
+
+IN_PARTS = [
+    (2, 4, 2560, 32, "Q6_K", [1, 1, 1, 1]),
+    (1, 4, 1280, 32, "Q4_K", [2, 2]),
+    (131, 3, 1280, 32, "Q6_K", [2, 1]),
+    (3, 2, 3072, 32, "Q8_0", [1, 1]),
+    (2, 4, 640, 32, "Q2_K", [4]),
+    (2, 4, 736, 32, "Q8_0", [4]),
+    (2, 4, 2560, 32, "F32", [4]),
+]
+
+
+@pytest.mark.parametrize(("n", "c", "h", "r", "kind", "parts"), IN_PARTS)
+def test_a_long_row_of_down_is_summed_in_parts_of_whole_streams(n, c, h, r, kind, parts, module, written):
+    x, hc = streams(n, c, h), module(c, h, r, down=kind)
+    together = streams_of_a_part(hc.down.type, c, h)
+    assert [min(together, c - begin) for begin in range(0, c, together)] == parts
+    for got, wanted in zip(hyper_mix(x, hc, EPS), written_mix(x, hc, written), strict=True):
+        assert written.same(got, wanted)
+    one = written_mix(x, hc, written, linear([hc.down], written.rms(x, hc.norm, EPS).reshape(n, -1))[0])[0]
+    assert written.same(hyper_mix(x, hc, EPS)[0], one) == (len(parts) == 1)
+
+
+@pytest.mark.parametrize("c", [1, 2, 3, 4, 8])
+def test_parts_of_down_are_whole_streams_and_blocks(c, random_weight):
+    kind = random_weight("Q6_K", 1, 256).type
+    for h in range(4, 6000, 4):
+        together = streams_of_a_part(kind, c, h)
+        assert 1 <= together <= c
+        if together < c:
+            assert together * h % 256 == 0 and (together == 1 or together * h <= DOWN_PART < (together + 1) * h)
 
 
 @pytest.mark.parametrize(("n", "c", "h", "r"), [(1, 4, 192, 32), (20, 3, 40, 8)])
