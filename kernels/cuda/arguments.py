@@ -48,7 +48,7 @@ WINDOW: Final = structure(
 )  # fmt: skip
 PROMPT: Final = structure(
     ("q", "d", "sums", "join", "first", "second", "order", "tile_list", "n_tiles", "next_d", "next_sums"),
-    ("n", "divide", "cols", "row_tiles", "run"),
+    ("n", "divide", "cols", "row_tiles", "run", "pitch", "apart"),
 )
 LANES_WINDOW: Final = structure(
     ("x", "join", "first", "second", "ids", "weights", "given", "beside"), ("early", "n", "used", "cols", "tiles")

@@ -17,8 +17,9 @@ import numpy as np
 from strata.kernels.check import check
 from strata.kernels.cuda import card as cards
 from strata.kernels.cuda import forms, hyper_window, plans
+from strata.kernels.cuda.arguments import MATRICES
 from strata.kernels.cuda.launch import F32, I64, launch
-from strata.kernels.cuda.product import linear, linear_quantized, quantize, room_for_quantized
+from strata.kernels.cuda.product import linear, linear_of_parts, linear_quantized, quantize, room_for_quantized
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.ops import LANES, Hyper
 
@@ -108,7 +109,11 @@ def _mix(
         _mix_rows(workspace, x, hc, eps, added, u, beta, left)
         return
     normed, _ = hyper_window.norm_streams(workspace, x, hc, eps, added)
-    a, *injected = linear(workspace, [hc.down] if hc.inject is None else [hc.down, hc.inject], normed)
+    if hyper_window.parts(hc.down, streams) == 1:
+        a, *injected = linear(workspace, [hc.down] if hc.inject is None else [hc.down, hc.inject], normed)
+    else:
+        a = hyper_window.linear_down(workspace, hc.down, normed, streams)
+        injected = [] if hc.inject is None else linear(workspace, [hc.inject], normed)
     n_beta = 0 if beta is None else beta.size
     launch(
         _SOURCE, "hyper_gate", (-(-(a.size + n_beta) // _GATE_THREADS),), (_GATE_THREADS,),
@@ -125,7 +130,8 @@ def _quantises(hc: Hyper, n: int, width: int) -> bool:
     """Whether `hyper_rows.cu` takes these rows: a prompt whose streams are whole lines of chains."""
     plain = hc.inject is None or hc.inject.type.name == "F32"
     fits = n > plans.WINDOW_ROWS and width % LANES == 0 and width <= MAX_WIDTH_OF_ROWS
-    return fits and plain and not hc.down.type.is_float and not hc.up.type.is_float
+    cut = 1 <= hyper_window.parts(hc.down, hc.norm.shape[0]) <= MATRICES
+    return fits and plain and cut and not hc.down.type.is_float and not hc.up.type.is_float
 
 
 def teams_of_a_block(card: cards.Card, n: int, streams: int, width: int, injects: bool) -> tuple[int, int]:
@@ -162,7 +168,8 @@ def _mix_rows(
         shared=shared, STREAMS=streams, PER_THREAD=width // LANES, ROWS=ROWS_OF_A_TEAM, INJECTS=int(inject is not None),
         INPUT_ORDER=plans.order(kind), SUMS=kind.sums, TEAMS=teams,
     )  # fmt: skip
-    a = linear_quantized(workspace, hc.down, made)
+    parts = hyper_window.parts(hc.down, streams)
+    a = linear_quantized(workspace, hc.down, made) if parts == 1 else linear_of_parts(workspace, hc.down, made, parts)
     gates = linear_quantized(workspace, hc.up, quantize(workspace, a, hc.up.type, scale))
     launch(
         _SOURCE, "hyper_mean", _wide_grid(n, width), (_WIDE_THREADS,),

@@ -2,6 +2,8 @@
 
 norm_streams   x + beta * y, and the norm of every stream; also as int8 for a product that wants it
 takes, mix     windows whose matrices hyper_down.cu and hyper_window.cu take; `hyper.hyper_mix` does the others
+parts          of a row's sum with `down`, where they are equal
+linear_down    a product with `down` by `product.linear`
 
 One row      a = down * norm(x + beta * y), where every block norms for itself; then the rest
 Several      norm, quantised; a = down * normed; then the rest
@@ -10,8 +12,8 @@ The rest     u, beta and (one row) the new x
 Between `down` and the rest no kernel has to end: with `words` of their own the rest comes while `down` works, and looks
 there for each number of `a` (words.cuh). Without, it waits for the end; the bits are the same.
 
-Cost   a launch is a wait for the one before, some 1.5 us and the latencies of a few reads; `down` adds 640 terms of a
-       row in their order, 1.4 us at least
+Cost   a launch is a wait for the one before, some 1.5 us and the latencies of a few reads; `down` adds the terms of a
+       part of a row in their order, 160 of 2,560 inputs with groups of 16
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ import numpy as np
 from strata.kernels.cuda import card as cards
 from strata.kernels.cuda import plans
 from strata.kernels.cuda.forms import Quantized
-from strata.kernels.cuda.launch import F32, I32, launch
+from strata.kernels.cuda.launch import F32, I32, I64, launch
 from strata.kernels.cuda.product import linear
 from strata.kernels.cuda.tables import GRID_OF
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.formats import TensorType, Weight
-from strata.kernels.ops import ACT_BLOCK, LANES, Hyper
+from strata.kernels.ops import ACT_BLOCK, LANES, Hyper, streams_of_a_part
 
 WINDOW_ROWS: Final = 16
 ELEMENTS: Final = 32
@@ -48,11 +50,15 @@ _DOWN_COLUMNS: Final = 8
 """Rows of activations that hyper_down.cu has at once, at most."""
 _DOWN_WORKERS: Final = 12
 """Warps of hyper_down.cu beside those that add, at most."""
+_BETWEEN: Final = 4
+"""Floats between the parts of a row's terms and scales in shared memory."""
 _ROW_THREADS: Final = 512
 _ROW_PER_THREAD: Final = 20
 """Elements of a thread that still leave registers for a block of 512."""
 MOST_WORDS: Final = WINDOW_ROWS * _MOST_COLS + max(_STREAMS)
 """Of a mix: `a` of all rows, and the streams' factors of one."""
+
+_JOIN_THREADS: Final = 256
 
 Added = tuple[DeviceArray, DeviceArray]
 
@@ -120,11 +126,47 @@ def mix(
     rows = _down_rows(hc.down, n, width)
     normed, made = norm_streams(workspace, x, hc, eps, added, hc.down.type if rows else None)
     if made is None:
-        (a,) = linear(workspace, [hc.down], normed)
+        a = linear_down(workspace, hc.down, normed, streams)
         early = False
     else:
-        _down(hc.down, made, a, rows, early)
+        _down(hc.down, made, a, rows, parts(hc.down, streams), early)
     _end(hc, a, normed, u, beta, left, early)
+
+
+def parts(down: Weight, streams: int) -> int:
+    """Parts of a row's sum with `down`; 0 where the last is shorter."""
+    together = streams_of_a_part(down.type, streams, down.cols // streams)
+    return 0 if streams % together else streams // together
+
+
+def linear_down(workspace: Workspace, down: Weight, normed: DeviceArray, streams: int) -> DeviceArray:
+    """down * normed (n, C * H) by products with whole matrices: where a row's sum has several parts, each one's columns
+    are copied."""
+    n, width = len(normed), down.cols // streams
+    together = streams_of_a_part(down.type, streams, width)
+    a = workspace.array((n, down.rows))
+    for begin in range(0, streams, together):
+        end = min(begin + together, streams)
+        with workspace.scratch():
+            part, x = down, normed
+            if end - begin < streams:
+                part = _columns_of(workspace, down, begin * width, end * width)
+                x = workspace.array((n, (end - begin) * width))
+                x[...] = normed[:, begin * width : end * width]
+            if begin == 0:
+                linear(workspace, [part], x, out=[a])
+                continue
+            (more,) = linear(workspace, [part], x)
+            launch("hyper.cu", "hyper_join", (-(-a.size // _JOIN_THREADS),), (_JOIN_THREADS,), a, more, I64(a.size))
+    return a
+
+
+def _columns_of(workspace: Workspace, w: Weight, begin: int, end: int) -> Weight:
+    """A copy of some columns of a matrix, which are whole blocks."""
+    at = slice(w.type.row_bytes(begin), w.type.row_bytes(end))
+    data = workspace.array((w.rows, at.stop - at.start), np.uint8)
+    data[...] = w.data[:, at]
+    return Weight(w.type, (w.rows, end - begin), data)
 
 
 def _plain(kind: TensorType) -> bool:
@@ -192,57 +234,63 @@ def _packed(down: Weight, rows: int) -> int:
     return rows * ((down.type.row_bytes(down.cols) + 31) // 16 * 16)
 
 
-def _terms(down: Weight, rows: int, n: int) -> int:
-    """Bytes of scales and terms there."""
-    spans, kind = down.cols // ACT_BLOCK, down.type
-    return n * (spans + 4) * 4 + rows * n * (down.cols // kind.group * (1 + kind.has_offset) + 4) * 4
+def _scales(down: Weight, cuts: int) -> int:
+    """Bytes of the scales of an input there and in hyper_down_row.cu, in as many parts as the sum."""
+    return (down.cols // ACT_BLOCK + cuts * _BETWEEN) * 4
 
 
-def _down_shared(down: Weight, rows: int, n: int) -> int:
+def _terms(down: Weight, cuts: int) -> int:
+    """Bytes of the terms of a row and an input, the same."""
+    return (down.cols // down.type.group * (1 + down.type.has_offset) + cuts * _BETWEEN) * 4
+
+
+def _down_shared(down: Weight, rows: int, n: int, cuts: int) -> int:
     """Parts of hyper_down.cu."""
-    inputs, packed, terms = _columns(n) * down.cols, _packed(down, rows), _terms(down, rows, n)
+    inputs, packed = _columns(n) * down.cols, _packed(down, rows)
+    terms = n * (_scales(down, cuts) + rows * _terms(down, cuts))
     whole = down.cols <= 32 * ACT_BLOCK * _workers(down.cols)
     return inputs + (max(packed, terms) if whole else packed + terms)
 
 
 def _down_rows(down: Weight, n: int, width: int) -> int:
     """Rows of a block of hyper_down.cu; 0: it does not take this product."""
-    if not _plain(down.type) or width % LANES:
+    cuts = parts(down, down.cols // width)
+    if not _plain(down.type) or width % LANES or not cuts:
         return 0
     beside = width // ELEMENTS // 2
     rows = min(_DOWN_ROWS, -(-down.rows // max(cards.card().multiprocessors - beside, 1)))
-    while rows and _down_shared(down, rows, n) > _room():
+    while rows and _down_shared(down, rows, n, cuts) > _room():
         rows -= 1
     return rows
 
 
-def _down(down: Weight, normed: Quantized, a: DeviceArray, rows: int, early: bool) -> None:
-    """a = down * normed, `rows` of a block; `early`: the kernel behind it looks for the numbers of a."""
-    n, workers, summers = len(a), _workers(down.cols), -(-rows * len(a) // 32)
+def _down(down: Weight, normed: Quantized, a: DeviceArray, rows: int, cuts: int, early: bool) -> None:
+    """a = down * normed, `rows` of a block, sums in `cuts` parts; `early`: the kernel behind it looks for the words."""
+    n, workers, summers = len(a), _workers(down.cols), -(-rows * len(a) * cuts // 32)
     launch(
         "hyper_down.cu", "hyper_down", (-(-down.rows // rows),), (32 * (workers + summers),),
         normed.q, normed.d, normed.sums, down.data, a, I32(down.rows), I32(n), I32(early),
-        shared=_down_shared(down, rows, n), TYPE=down.type.name, ROWS=rows, COLS=down.cols,
+        shared=_down_shared(down, rows, n, cuts), TYPE=down.type.name, ROWS=rows, COLS=down.cols, ROW_PARTS=cuts,
         COLUMNS=_columns(n), WORKERS=workers, SUMMERS=summers,
     )  # fmt: skip
 
 
-def _row_shared(hc: Hyper, rows: int) -> int:
+def _row_shared(hc: Hyper, rows: int, cuts: int) -> int:
     """Parts of hyper_down_row.cu."""
     down, kind = hc.down, hc.down.type
     sums = down.cols // kind.group * 4 if kind.has_offset else 0
-    pitch = down.cols // kind.group * (1 + kind.has_offset) + 4
-    codes, scales = max(_packed(down, rows), rows * down.cols), down.cols // ACT_BLOCK * 4
-    return codes + rows * pitch * 4 + down.cols + scales + sums + 4 * down.cols
+    codes = max(_packed(down, rows), rows * down.cols)
+    return codes + rows * _terms(down, cuts) + down.cols + _scales(down, cuts) + sums + 4 * down.cols
 
 
 def _row_rows(hc: Hyper, streams: int, width: int) -> int:
     """Rows of a block of hyper_down_row.cu; 0: it does not take this product."""
     threads = streams * LANES == _ROW_THREADS and width <= _ROW_PER_THREAD * LANES and width % LANES == 0
-    if not (_plain(hc.down.type) and threads):
+    cuts = parts(hc.down, streams)
+    if not (_plain(hc.down.type) and threads and cuts):
         return 0
     rows = min(_DOWN_ROWS, -(-hc.down.rows // cards.card().multiprocessors))
-    while rows and _row_shared(hc, rows) > _room():
+    while rows and _row_shared(hc, rows, cuts) > _room():
         rows -= 1
     return rows
 
@@ -259,13 +307,13 @@ def _down_row(
 ) -> None:
     """a, the streams' factors and beta of one row; x stays as it is. `early`: as in `_down`."""
     _, streams, width = x.shape
-    rows = _row_rows(hc, streams, width)
+    rows, cuts = _row_rows(hc, streams, width), parts(hc.down, streams)
     strength, y = added or (None, None)
     blocks = -(-hc.down.rows // rows) + (0 if beta is None else streams)
-    shared = cards.card().apart(_row_shared(hc, rows), blocks)
+    shared = cards.card().apart(_row_shared(hc, rows, cuts), blocks)
     launch(
         "hyper_down_row.cu", "hyper_down", (blocks,), (_ROW_THREADS,),
         x, strength, y, hc.norm, None if hc.inject is None else hc.inject.data, hc.down.data, a, factors, beta,
         I32(hc.down.rows), I32(early), F32(eps), F32(1) / F32(streams), shared=shared,
-        TYPE=hc.down.type.name, ROWS=rows, STREAMS=streams, PER_THREAD=width // LANES,
+        TYPE=hc.down.type.name, ROWS=rows, STREAMS=streams, ROW_PARTS=cuts, PER_THREAD=width // LANES,
     )  # fmt: skip

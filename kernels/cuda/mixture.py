@@ -437,7 +437,7 @@ def _prepared(
     runs = -(-rows // each)
     return Prepared(
         PROMPT, plan.source, plan.constants(kind, mode, for_type), runs * tiles, plan.threads, plan.shared,
-        (rows,), each, n=pairs, divide=divide, cols=cols, run=plan.run, row_tiles=runs,
+        (rows,), each, n=pairs, divide=divide, cols=cols, run=plan.run, row_tiles=runs, pitch=cols,
     )  # fmt: skip
 
 

@@ -55,10 +55,12 @@ _ALIGNMENT: Final = 16
 
 
 def quantize(workspace: Workspace, x: DeviceArray, kind: TensorType, silu: np.float32 | None = None) -> Quantized:
-    """`quantize` of ops.py for a weight of this type. `silu`: not of x but of silu(x * this)."""
-    made = room_for_quantized(workspace, len(x), x.shape[1], kind)
-    octets = x.size // _OCTET
-    more = {} if silu is None else {"SILU": 1}
+    """`quantize` of ops.py for a weight of this type. x (n, cols), or (parts, n, cols): the sum of the parts, in their
+    order. `silu`: not of x but of silu(x * this)."""
+    (n, cols), parts = x.shape[-2:], len(x) if x.ndim == 3 else 1
+    made = room_for_quantized(workspace, n, cols, kind)
+    octets = n * cols // _OCTET
+    more = ({} if silu is None else {"SILU": 1}) | ({} if parts == 1 else {"PARTS": parts})
     kernel = load_kernel("quantize.cu", "quantize", INPUT_ORDER=plans.order(kind), SUMS=kind.sums, **more)
     arguments = (x, made.q, made.d, made.sums, np.int64(octets), _NO_SCALE if silu is None else silu)
     kernel((-(-octets // 256),), (256,), arguments, shared_mem=0)
@@ -284,15 +286,17 @@ _NO_PAIRS: Final = (None,) * 7
 
 @lru_cache(maxsize=1024)
 def _prepared(
-    card: Card, kind: TensorType, rows: tuple[int, ...], cols: int, n: int, _limits: tuple[int, ...]
+    card: Card, kind: TensorType, rows: tuple[int, ...], cols: int, n: int, _limits: tuple[int, ...], parts: int = 1
 ) -> Prepared:
-    """The launch for matrices of these rows; `_limits`: of few_plans.py."""
+    """The launch for matrices of these rows; `_limits`: of few_plans.py. `parts`: the matrices are so many parts of the
+    columns of one, with those of the inputs."""
     plan = few_plans.plan(card, kind, DENSE, rows, cols, n)
     each = plan.rows_of_a_run(DENSE)
     runs = sum(-(-r // each) for r in rows)
     return Prepared(
         PROMPT, plan.source, plan.constants(kind, DENSE), runs * -(-n // plan.columns), plan.threads, plan.shared,
         rows, each, n=n, divide=1, cols=cols, run=plan.run, row_tiles=runs,
+        pitch=parts * cols, apart=cols if parts > 1 else 0,
     )  # fmt: skip
 
 
@@ -303,6 +307,21 @@ def linear_quantized(workspace: Workspace, w: Weight, made: Quantized) -> Device
         raise ValueError(f"inputs are quantised apart for prompts of more than {WINDOW_ROWS} rows, got {n}")
     out = workspace.array((n, w.rows))
     _prompt([w], [out], made.q, QuantizedInputs(workspace, made.q, (w.type, made)), None)
+    return out
+
+
+def linear_of_parts(workspace: Workspace, w: Weight, made: Quantized, parts: int) -> DeviceArray:
+    """`linear_quantized` of equal parts of the columns, each a product of its own: (parts, n, rows). A part is whole
+    chunks of CHUNK columns, and there are at most MATRICES."""
+    n, cols = len(made.q), w.cols // parts
+    require(n > WINDOW_ROWS and parts <= MATRICES, f"more than {WINDOW_ROWS} rows and at most {MATRICES} parts")
+    require(w.cols % (parts * CHUNK) == 0, f"{parts} parts of {w.cols} columns are no multiples of {CHUNK}")
+    check_address(w.type, address(w.data))
+    out = workspace.array((parts, n, w.rows))
+    begin, step = address(w.data), w.type.row_bytes(cols)
+    launch = _prepared(cards.card(), w.type, (w.rows,) * parts, cols, n, few_plans.limits(), parts)
+    matrices = [(begin + p * step, out[p], w.rows) for p in range(parts)]
+    launch(matrices, (made.q, made.d, made.sums, None, *_NO_PAIRS))
     return out
 
 

@@ -43,10 +43,11 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
         for fresh, eights, at_once in ((1, 1, 1), (0, 1, 5), (0, 2, 5)):
             yield "hyper_window.cu", up | {"FRESH": fresh, "EIGHTS": eights, "AT_ONCE": at_once}
     for kind in ("Q6_K", "Q6_K_CARD", "Q8_0", "Q5_K", "IQ4_XS"):
-        down: Constants = {"TYPE": kind, "COLS": 10240, "WORKERS": 10, "SUMMERS": 1}
-        for of_block, columns in ((4, 1), (4, 2), (4, 8), (3, 8)):
-            yield "hyper_down.cu", down | {"ROWS": of_block, "COLUMNS": columns}
-        yield "hyper_down_row.cu", {"TYPE": kind, "ROWS": 3, "STREAMS": 4, "PER_THREAD": 20}
+        down: Constants = {"TYPE": kind, "COLS": 10240, "ROW_PARTS": 4, "WORKERS": 10}
+        for of_block, columns, summers in ((4, 1, 1), (4, 2, 1), (4, 8, 4), (3, 8, 3), (3, 8, 6)):
+            yield "hyper_down.cu", down | {"ROWS": of_block, "COLUMNS": columns, "SUMMERS": summers}
+        for parts, per in ((4, 20), (1, 2)):
+            yield "hyper_down_row.cu", {"TYPE": kind, "ROWS": 3, "STREAMS": 4, "ROW_PARTS": parts, "PER_THREAD": per}
     for per in (1, 16):
         yield "route.cu", {"PER_LANE": per}
         for n in (1, 2, 8):

@@ -3,6 +3,7 @@
 // hyper_norm   [x = fma(beta, y, x) when beta is given,] normed = rms(x) per stream; a block of 128 threads a stream. With
 //              INPUT_ORDER of a format also int8 and scales of normed, and SUMS of groups of so many, as quantize.cu leaves
 //              them, but the first halves of all blocks of 32 before the second halves, as hyper_down.cu reads them
+// hyper_join   a = a + part: of a sum whose parts are products of their own
 // hyper_gate   a = silu(a * scale) in place; beta = 2 * sigmoid(inject * scale)
 // hyper_mean   u = (sum_c sigmoid(gates[c]) * normed[c]) * scale, c ascending, first a product, then fma. With FACTORS = 1
 //              `normed` is x, and normed[c] = (x[c] * factors[c]) * w[c]; what products want of u is left beside it where
@@ -86,6 +87,12 @@ KERNEL void __launch_bounds__(LANES)
 #endif
     }
 #endif
+}
+
+KERNEL void __launch_bounds__(256) hyper_join(float* a, const float* part, long long n) {
+    inputs_ready();
+    const long long i = blockIdx.x * 256ll + threadIdx.x;
+    if (i < n) a[i] = a[i] + part[i];
 }
 
 KERNEL void __launch_bounds__(256)

@@ -1,5 +1,6 @@
-// What hyper_down.cu and hyper_down_row.cu share: rows of `down` in shared memory, and the terms of 32 columns. Needs F, COLS,
-// THREADS, formats.cuh.
+// What hyper_down.cu and hyper_down_row.cu share: rows of `down` in shared memory, the terms of 32 columns, and sums of terms.
+// A lane adds the terms of one of the ROW_PARTS parts of a row in their order, and neighbouring lanes have neighbouring parts.
+// Needs F, COLS, THREADS, ROW_PARTS, formats.cuh.
 #pragma once
 
 constexpr int CHUNK_BYTES = 256 / F::BLOCK * F::BYTES;
@@ -7,6 +8,10 @@ constexpr int PER_SPAN = 32 / F::GROUP;
 constexpr int SPAN_TERMS = PER_SPAN * (1 + F::OFFSET);
 constexpr int SPANS = COLS / 32;
 constexpr int ROW_BYTES = COLS / F::BLOCK * F::BYTES;
+constexpr int PART_SPANS = SPANS / ROW_PARTS;
+constexpr int BETWEEN = 4;  // floats between parts, so that lanes with neighbouring parts meet in no bank
+constexpr int PART_TERMS = PART_SPANS * SPAN_TERMS + BETWEEN, PART_SCALES = PART_SPANS + BETWEEN;  // floats
+static_assert(SPANS % ROW_PARTS == 0 && 32 % ROW_PARTS == 0, "parts are equal, and a warp has whole rows");
 
 DEVICE void copy_bytes(u8* to, const u8* from, int bytes) {  // 16 at a time, from any address; the shift stays
     const int shift = (int)((u64)from & 15);
@@ -16,6 +21,10 @@ DEVICE void copy_bytes(u8* to, const u8* from, int bytes) {  // 16 at a time, fr
 
 // Where 16 bytes of a row's codes or of inputs lie: the halves of 32 columns apart, so that lanes meet in no bank.
 DEVICE uint4* half_span(u8* row, int span, int half) { return (uint4*)(row + half * (COLS / 2)) + span; }
+
+// Where the terms and the scale of a span lie among those of its row.
+DEVICE int terms_at(int span) { return span * SPAN_TERMS + span / PART_SPANS * BETWEEN; }
+DEVICE int scale_at(int span) { return span + span / PART_SPANS * BETWEEN; }
 
 struct Codes {  // of 32 columns of a row
     uint4 low, high;
@@ -76,12 +85,12 @@ struct Batch {
     }
 };
 
-// The terms of a row in their order; those of the next spans are read while these are added. `ready`: for every OF_READY
-// batches whether their terms are there; it is asked for early, since an answer takes a while. Whole warps.
+// The terms of a part in their order; those of the next spans are read while these are added. `ready`: for every OF_READY
+// batches, of all parts, whether their terms are there; it is asked for early, since an answer takes a while. Whole warps.
 template <int LENGTH, int OF_READY>
-DEVICE float sum_of_row(const float* terms, const float* scales, const Ready* ready) {
-    constexpr int ALL = SPANS / LENGTH;
-    static_assert(SPANS % LENGTH == 0, "whole batches");
+DEVICE float sum_of_part(const float* terms, const float* scales, const Ready* ready) {
+    constexpr int ALL = PART_SPANS / LENGTH;
+    static_assert(PART_SPANS % LENGTH == 0, "whole batches");
     Batch<LENGTH> held[2];
     ready_wait(ready);
     held[0].load(terms, scales);
@@ -99,9 +108,17 @@ DEVICE float sum_of_row(const float* terms, const float* scales, const Ready* re
                 if (!seen) ready_wait(ready);
             }
             held[i ^ 1].load(terms + next * (LENGTH * SPAN_TERMS), scales + next * LENGTH);
-            if (OF_READY > 1 && next + 1 == end && end < ALL) seen = ready_seen(ready + 1);
+            if (next + 1 == end && end < ALL) seen = ready_seen(ready + 1);
             sum = held[i].add(sum);
         }
     }
+    return sum;
+}
+
+// The parts of a row, one of each lane, in their order: the lane with the first has the whole sum. Whole warps.
+DEVICE float add_parts(float part) {
+    float sum = part;
+#pragma unroll
+    for (int p = 1; p < ROW_PARTS; p++) sum = sum + __shfl_down_sync(~0u, part, p);
     return sum;
 }

@@ -3,14 +3,15 @@
 // A block takes ROWS rows of `down` over their whole length, which come to shared memory before the activations are there
 // and are unpacked in their place. Every block adds and norms the streams for itself, as hyper_norm does, thread (c, j) the
 // elements j + 128 i of stream c. That costs less than a launch that waits for one. The threads of a stream quantise it and
-// make its terms, the first stream before the others: a lane of the first warp adds the terms of a row in their order, which
-// takes longer than all else, so that it begins as soon as it can.
+// make its terms; a lane of the first warp adds those of a part of a row in their order, from the first stream of each part
+// on, and the parts are joined at the end.
 // The blocks after those with rows make beta, one row of `inject` each. x is not written: hyper_window does that, and norms
 // its elements with the factors of the streams. `a` and the factors are words (words.cuh), which are emptied first when
 // hyper_window looks for them.
 // A block has 64 registers a thread, so that it finds a place beside blocks of the kernels before it and behind it; w comes
 // to shared memory as well, since the first cache is small then.
-// Constants   TYPE a format without a table, ROWS, STREAMS = C, PER_THREAD elements of a thread: H = LANES * PER_THREAD
+// Constants   TYPE a format without a table, ROWS, STREAMS = C, ROW_PARTS of a row's sum, PER_THREAD elements of a thread:
+//             H = LANES * PER_THREAD
 // Shapes      x (C, H), y (H,), beta (C,), inject (C, C * H) or null, down (rows, C * H) -> a (rows,), r (C,). Dynamic
 //             shared memory: `Parts`
 // Source      `product`, `lanes` and `ops.Kernels.hyper_mix`
@@ -28,20 +29,22 @@ constexpr int WIDTH = PER_THREAD * LANES, COLS = STREAMS * WIDTH;
 
 constexpr int STREAM_SPANS = WIDTH / 32;
 constexpr int WARPS_OF_STREAM = LANES / 32;
+constexpr int TOGETHER = STREAMS / ROW_PARTS;  // streams of a part
 static_assert(STREAMS * LANES == THREADS, "a thread is a chain of a stream");
 static_assert(PER_THREAD <= 32, "a lane has the scale of one block");
 static_assert(STREAMS == 4, "a stream's floats have room where all streams' int8 come");
+static_assert(TOGETHER * ROW_PARTS == STREAMS && ROWS * ROW_PARTS <= 32, "a warp adds parts of whole streams");
 
 // Shared memory, in bytes from its beginning. hyper_window.py computes the same.
 struct Parts {
     static constexpr int ROW = (ROW_BYTES + 31) / 16 * 16;  // bytes of a packed row
-    static constexpr int PITCH = SPANS * SPAN_TERMS + 4;    // of the terms of a row, where its scales are before
+    static constexpr int PITCH = ROW_PARTS * PART_TERMS;    // of the terms of a row, where its scales are before
     static constexpr int TERMS = ROWS * (ROW > COLS ? ROW : COLS);
     static constexpr int INPUTS = TERMS + ROWS * PITCH * 4;  // int8 by halves of spans, and y before
-    static constexpr int SCALES = INPUTS + COLS, SUMS = SCALES + SPANS * 4;
+    static constexpr int SCALES = INPUTS + COLS, SUMS = SCALES + ROW_PARTS * PART_SCALES * 4;
     static constexpr int FACTORS = SUMS + (F::OFFSET ? SPANS * PER_SPAN * 4 : 0);  // w
 
-    DEVICE static float* terms(u8* memory, int r, int span) { return (float*)(memory + TERMS) + r * PITCH + span * SPAN_TERMS; }
+    DEVICE static float* terms(u8* memory, int r, int span) { return (float*)(memory + TERMS) + r * PITCH + terms_at(span); }
 };
 
 // The block's rows, which lie packed, to codes and scales in their place. All threads.
@@ -120,7 +123,7 @@ struct Values {
         const OwnScale own(v);
         const auto block_of = [&](int i) { return stream * STREAM_SPANS + i * WARPS_OF_STREAM + warp; };
         inverse[own.block] = own.inv;
-        ((float*)(memory + Parts::SCALES))[block_of(own.block)] = own.d;
+        ((float*)(memory + Parts::SCALES))[stream / TOGETHER * BETWEEN + block_of(own.block)] = own.d;
         __syncwarp();
         const int place = place_in_block<F::ORDER>(lane);
         u8* to = memory + Parts::INPUTS + (place >> 4) * (COLS / 2) + (place & 15);
@@ -213,12 +216,11 @@ KERNEL void __launch_bounds__(THREADS, 2)
     trace_entry();
     __shared__ float buffer[THREADS];
     __shared__ __align__(16) float inverse[THREADS / 32][(PER_THREAD + 3) / 4 * 4];
-    __shared__ Ready terms[STREAMS], first_inputs;
+    __shared__ Ready terms[TOGETHER];  // of the streams that are each part's first, second ..
     const int blocks = (n_rows + ROWS - 1) / ROWS, unit = (int)blockIdx.x - blocks;
     const int stream = threadIdx.x / LANES, own = stream * WIDTH + threadIdx.x % LANES;
     const Rows rows{down, (int)blockIdx.x * ROWS, unit < 0 ? min(ROWS, n_rows - (int)blockIdx.x * ROWS) : 0};
-    if (threadIdx.x < STREAMS) ready_init(terms + threadIdx.x, WARPS_OF_STREAM);
-    if (threadIdx.x == 0) ready_init(&first_inputs, WARPS_OF_STREAM);
+    if (threadIdx.x < TOGETHER) ready_init(terms + threadIdx.x, ROW_PARTS * WARPS_OF_STREAM);
     if (early) {
         if (threadIdx.x < rows.count) empty_word(a + rows.first + threadIdx.x);
         if (blockIdx.x == 0 && threadIdx.x < STREAMS) empty_word(r + threadIdx.x);
@@ -252,19 +254,18 @@ KERNEL void __launch_bounds__(THREADS, 2)
         make_beta(values, inject + (long long)unit * COLS + own, buffer, beta + unit, scale);
         return;
     }
-    if (stream) ready_sleep(&first_inputs);
     values.quantize(memory, inverse[threadIdx.x >> 5]);
-    if (!stream) ready_set(&first_inputs);
     threads_meet(1 + stream, LANES);
     trace_mark(5);
     stream_terms(memory, rows.count, stream);
-    ready_set(terms + stream);
+    ready_set(terms + stream % TOGETHER);
     trace_mark(6);
-    const int row = threadIdx.x;
-    if (row >= 32) return;
+    if (threadIdx.x >= 32) return;
+    const int row = threadIdx.x / ROW_PARTS, part = threadIdx.x % ROW_PARTS;
     constexpr int LENGTH = STREAM_SPANS % 8 ? 4 : 8;
-    const float sum = sum_of_row<LENGTH, STREAM_SPANS / LENGTH>(
-        Parts::terms(memory, min(row, rows.count - 1), 0), (const float*)(memory + Parts::SCALES), terms);
-    if (row < rows.count) put_word(a + rows.first + row, sum);
+    const float sum = add_parts(sum_of_part<LENGTH, STREAM_SPANS / LENGTH>(
+        Parts::terms(memory, min(row, rows.count - 1), part * PART_SPANS),
+        (const float*)(memory + Parts::SCALES) + part * PART_SCALES, terms));
+    if (row < rows.count && part == 0) put_word(a + rows.first + row, sum);
     trace_mark(7);
 }

@@ -13,7 +13,7 @@
 //
 // Constants: TYPE a format, BM (64, 128), MT (2, 4), NT, BLOCKS of a multiprocessor, CHUNKS of raw bytes held (1, 2), PARTS
 // (1, 2, 4) of what a step copies, LIFTS (0, 1), COPIES of the table, SHARED bytes that prompt_plans.py asks for, and MODE:
-//   DENSE    several matrices of one type with the same input; out (n, rows) each
+//   DENSE    several matrices of one type with the same input, or with columns of it; out (n, rows) each
 //   GATE_UP  experts by tile list: BM / 2 rows of gate and of up; out (pairs, rows) = silu(gate x) * (up x);
 //            with NEXT_ORDER and NEXT_SUMS quantised, for a format with this order and groups of sums (0: none)
 //   PAIRS    experts by tile list, one matrix; out (pairs, rows)
@@ -425,7 +425,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     find_sources(shared, a, w);
     if (!w.first) return;
 
-    Rows rows{shared, w, a.cols / F::BLOCK * F::BYTES, (steps + 1) / 2};
+    Rows rows{shared, w, a.pitch / F::BLOCK * F::BYTES, (steps + 1) / 2};
     rows.fetch_all();
     if (CHUNKS == 2) rows.fetch_all();
     rows.grid = fill_table(shared);

@@ -7,7 +7,7 @@
 // which adds the groups of the row one after another: the bits are those of product_prompt.cu and product_window.cu.
 //
 // Constants: TYPE a format, NT eights of columns, WARPS of a block, DEPTH, COPIES of the type's table, and MODE:
-//   DENSE    several matrices of one type with the same input; out (n, rows) each
+//   DENSE    several matrices of one type with the same input, or with columns of it; out (n, rows) each
 //   GATE_UP  experts by tile list: 16 rows of gate and of up; out (pairs, rows) = silu(gate x) * (up x)
 //   PAIRS    experts by tile list, one matrix; out (pairs, rows)
 #include "device.cuh"
@@ -213,7 +213,7 @@ KERNEL __launch_bounds__(THREADS) void prompt_few(PARAMETER Arguments a) {
     if (MODE != DENSE) inputs_ready();
     Work w;
     if (!find_work(a, w) || !w.first) return;
-    const int row_bytes = a.cols / F::BLOCK * F::BYTES, chunks = (a.cols + 255) / 256;
+    const int row_bytes = a.pitch / F::BLOCK * F::BYTES, chunks = (a.cols + 255) / 256;
     Stream stream{w, shared + warp * (DEPTH * RING), row_bytes, chunks, warp, 0, 0};
 #pragma unroll
     for (int i = 0; i < DEPTH - 1; i++) stream.fetch();

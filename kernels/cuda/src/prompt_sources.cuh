@@ -6,7 +6,8 @@
 DEVICE void find_sources(u8* shared, const Arguments& a, const Work& w) {
     for (int c = threadIdx.x; c < BN; c += THREADS) {
         const int column = w.begin + min(c, w.count - 1), place = MODE == DENSE ? column : a.order[column];
-        ((u32*)(shared + AT_SOURCE))[c] = (u32)(MODE == DENSE ? place : place / a.divide) * a.cols;
+        const u32 first = MODE == DENSE ? w.matrix * a.apart : 0;
+        ((u32*)(shared + AT_SOURCE))[c] = (u32)(MODE == DENSE ? place : place / a.divide) * a.pitch + first;
         ((int*)(shared + AT_PLACES))[c] = place;
     }
 }

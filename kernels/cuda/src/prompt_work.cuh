@@ -13,9 +13,9 @@ struct Matrix {
 
 struct Arguments {
     Matrix matrix[MATRICES];
-    const u8* q;         // (inputs, cols) int8 in the format's order
-    const float* d;      // (inputs, cols / 32)
-    const float* sums;   // (inputs, cols / GROUP), formats with offsets
+    const u8* q;         // (inputs, pitch) int8 in the format's order
+    const float* d;      // (inputs, pitch / 32)
+    const float* sums;   // (inputs, pitch / GROUP), formats with offsets
     const float* join;   // DENSE: null, or (n,): out = fma(sigmoid(join[row]), y, out)
     const u64* first;    // addresses of the experts' gate or down
     const u64* second;   // of up
@@ -25,6 +25,7 @@ struct Arguments {
     float* next_d;       // GATE_UP, quantised: scales and sums beside the int8 in matrix[0].out
     float* next_sums;
     int n, divide, cols, row_tiles, run;  // the input of a pair is pair / divide; runs of all matrices; tiles of a run
+    int pitch, apart;    // columns from a row to the next, of weights and inputs; from a matrix's inputs to the next one's
 };
 
 // What a block works on.

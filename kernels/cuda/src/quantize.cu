@@ -1,7 +1,7 @@
 // `quantize` of ops.py for all rows of an input: int8 in the order of a format, scales, and sums where they are wanted.
 //
-// Constants: INPUT_ORDER of formats.cuh, SUMS group of the sums (0 none, 16, 32); SILU = 1: of silu(x * scale). A thread takes
-// eight inputs.
+// Constants: INPUT_ORDER of formats.cuh, SUMS group of the sums (0 none, 16, 32); PARTS of the input, which are added in their
+// order; SILU = 1: of silu(x * scale). A thread takes eight inputs.
 #include "device.cuh"
 #include "formats.cuh"
 #include "quantize.cuh"
@@ -9,13 +9,23 @@
 #ifndef SILU
 #define SILU 0
 #endif
+#ifndef PARTS
+#define PARTS 1
+#endif
 
-// x (n, cols) float32 -> q (n, cols) int8, d (n, cols / 32), sums (n, cols / SUMS). total = n * cols / 8.
+// x (PARTS, n, cols) float32 -> q (n, cols) int8, d (n, cols / 32), sums (n, cols / SUMS). total = n * cols / 8.
 KERNEL __launch_bounds__(256) void quantize(const float* x, u8* q, float* d, float* sums, long long total, float scale) {
     inputs_ready();
     const long long i = blockIdx.x * 256ll + threadIdx.x;  // octet; the four of a block are in one warp
     float v[8];
     load_octet(v, x + 8 * min(i, total - 1));
+    float more[PARTS][8];
+#pragma unroll
+    for (int p = 1; p < PARTS; p++) load_octet(more[p], x + 8 * (p * total + min(i, total - 1)));
+#pragma unroll
+    for (int p = 1; p < PARTS; p++)
+#pragma unroll
+        for (int e = 0; e < 8; e++) v[e] = v[e] + more[p][e];
 #if SILU
 #pragma unroll
     for (int e = 0; e < 8; e++) v[e] = silu_f32(v[e] * scale);

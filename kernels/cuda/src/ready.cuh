@@ -50,18 +50,3 @@ DEVICE void ready_wait(const Ready* ready) {
     while (!ready_seen(ready)) {
     }
 }
-
-// The same, by warps that leave the others their turns: waking takes longer.
-DEVICE void ready_sleep(const Ready* ready) {
-#if ARCH >= 900
-    const u32 at = (u32)__cvta_generic_to_shared(ready);
-    u32 seen;
-    do asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                    : "=r"(seen)
-                    : "r"(at), "r"(0)
-                    : "memory");
-    while (!seen);
-#else
-    ready_wait(ready);
-#endif
-}

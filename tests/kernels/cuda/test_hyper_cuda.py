@@ -10,7 +10,7 @@ import pytest
 
 from strata.kernels import cpu
 from strata.kernels.cuda import card as cards
-from strata.kernels.cuda import forms, hyper, hyper_window, product
+from strata.kernels.cuda import few_plans, forms, hyper, hyper_window, product
 from strata.kernels.cuda.hyper import MOST_WORDS, hyper_add, hyper_mix
 from strata.kernels.cuda.product_variants import CARDS
 from strata.kernels.formats import BY_NAME, CARD_FORMS, Weight
@@ -115,6 +115,52 @@ def test_a_windows_mix_in_few_launches_is_add_then_mix(
     same_bits(target.host(on_device), x)
     if inject:
         same_bits(target.host(made), want_beta)
+
+
+def same_as_the_host(target, same_bits, hc: Hyper, n: int, c: int, h: int, words: bool = False) -> None:
+    x, y, beta = streams(n, c, h), streams(n, h), streams(n, c)
+    on_device, before = target.put(x), (target.put(beta), target.put(y))
+    place = target.put(np.zeros(MOST_WORDS, np.float32)) if words else None
+    u, made = hyper_mix(target.workspace(32), on_device, target.put(hc), EPS, 512, before, place)
+    cpu.hyper_add(x, beta, y)
+    want, want_beta = cpu.hyper_mix(x, hc, EPS)
+    same_bits(target.host(u), want)
+    same_bits(target.host(on_device), x)
+    same_bits(target.host(made), want_beta)
+
+
+@pytest.mark.parametrize("words", [False, True])
+@pytest.mark.parametrize(
+    ("n", "c", "h", "kind", "parts"),
+    [(1, 4, 2560, "Q6_K", 4), (2, 4, 2560, "Q6_K", 4), (8, 4, 2560, "Q5_K", 4), (16, 4, 2560, "Q6_K", 4),
+     (1, 4, 1280, "Q5_K", 2), (3, 4, 1280, "Q8_0", 2), (9, 4, 1408, "Q6_K", 1), (1, 4, 768, "Q6_K", 0),
+     (5, 4, 768, "Q6_K", 0), (2, 2, 2816, "Q6_K", 2), (3, 2, 1280, "IQ3_S", 1), (2, 4, 1280, "IQ3_S", 2),
+     (1, 4, 2560, "F16", 1)],
+)  # fmt: skip
+def test_parts_of_a_row_of_down_are_added_in_their_order_in_a_window(
+    target, same_bits, random_weight, n, c, h, kind, parts, words
+):
+    hc = case(random_weight, c, h, 32, "Q8_0", inject=True)
+    hc = replace(hc, down=random_weight(kind, 32, c * h))
+    assert hyper_window.parts(hc.down, c) == parts and hyper_window.takes(hc, n, c, h)
+    same_as_the_host(target, same_bits, hc, n, c, h, words)
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "h", "kind", "parts"),
+    [(40, 4, 2560, "Q6_K", 4), (300, 4, 2560, "Q6_K", 4), (40, 4, 1280, "Q5_K", 2), (40, 4, 1280, "Q8_0", 2),
+     (20, 4, 2816, "Q6_K", 4), (40, 4, 768, "Q6_K", 0), (17, 3, 1280, "Q4_K", 0), (40, 4, 2560, "F16", 1)],
+)  # fmt: skip
+def test_parts_of_a_row_of_down_are_added_in_their_order_in_a_prompt(
+    target, same_bits, random_weight, monkeypatch, n, c, h, kind, parts
+):
+    hc = case(random_weight, c, h, 32, "Q8_0", inject=True)
+    hc = replace(hc, down=random_weight(kind, 32, c * h))
+    assert hyper_window.parts(hc.down, c) == parts and hyper._quantises(hc, n, h) == (parts > 0 and kind != "F16")
+    same_as_the_host(target, same_bits, hc, n, c, h)
+    if parts > 1:  # product_prompt.cu, and not prompt_few.cu
+        monkeypatch.setattr(few_plans, "MOST_ROWS", 0)
+        same_as_the_host(target, same_bits, hc, n, c, h)
 
 
 @pytest.mark.parametrize("n", [1, 3])
