@@ -131,17 +131,17 @@ def same_as_the_host(target, same_bits, hc: Hyper, n: int, c: int, h: int, words
 
 @pytest.mark.parametrize("words", [False, True])
 @pytest.mark.parametrize(
-    ("n", "c", "h", "kind", "parts"),
-    [(1, 4, 2560, "Q6_K", 4), (2, 4, 2560, "Q6_K", 4), (8, 4, 2560, "Q5_K", 4), (16, 4, 2560, "Q6_K", 4),
-     (1, 4, 1280, "Q5_K", 2), (3, 4, 1280, "Q8_0", 2), (9, 4, 1408, "Q6_K", 1), (1, 4, 768, "Q6_K", 0),
-     (5, 4, 768, "Q6_K", 0), (2, 2, 2816, "Q6_K", 2), (3, 2, 1280, "IQ3_S", 1), (2, 4, 1280, "IQ3_S", 2),
-     (1, 4, 2560, "F16", 1)],
+    ("n", "c", "h", "r", "kind", "parts"),
+    [(1, 4, 2560, 320, "Q6_K", 4), (2, 4, 2560, 320, "Q6_K", 4), (8, 4, 2560, 32, "Q5_K", 4),
+     (16, 4, 2560, 320, "Q6_K", 4), (1, 4, 1280, 32, "Q5_K", 2), (3, 4, 1280, 32, "Q8_0", 2),
+     (9, 4, 1408, 32, "Q6_K", 1), (1, 4, 768, 32, "Q6_K", 0), (5, 4, 768, 32, "Q6_K", 0), (2, 2, 2816, 32, "Q6_K", 2),
+     (3, 2, 1280, 32, "IQ3_S", 1), (2, 4, 1280, 32, "IQ3_S", 2), (1, 4, 2560, 32, "F16", 1)],
 )  # fmt: skip
 def test_parts_of_a_row_of_down_are_added_in_their_order_in_a_window(
-    target, same_bits, random_weight, n, c, h, kind, parts, words
+    target, same_bits, random_weight, n, c, h, r, kind, parts, words
 ):
-    hc = case(random_weight, c, h, 32, "Q8_0", inject=True)
-    hc = replace(hc, down=random_weight(kind, 32, c * h))
+    hc = case(random_weight, c, h, r, "Q8_0", inject=True)
+    hc = replace(hc, down=random_weight(kind, r, c * h))
     assert hyper_window.parts(hc.down, c) == parts and hyper_window.takes(hc, n, c, h)
     same_as_the_host(target, same_bits, hc, n, c, h, words)
 
@@ -195,12 +195,13 @@ def test_mixes_whose_kernels_work_beside_each_other_never_see_the_numbers_of_the
         same_bits(got, want)
 
 
+@pytest.mark.parametrize("h", [640, 1280, 2560])
 def test_columns_that_the_warps_of_a_block_take_in_turn_are_added_in_their_order(
-    target, same_bits, random_weight, monkeypatch
+    target, same_bits, random_weight, monkeypatch, h
 ):
     monkeypatch.setattr(hyper_window, "_DOWN_WORKERS", 2)
-    hc = case(random_weight, 4, 640, 32, "Q8_0", inject=False)  # 80 spans: two turns, the second of half a warp
-    hc, x = replace(hc, down=random_weight("Q6_K", 32, 4 * 640)), streams(3, 4, 640)
+    hc = case(random_weight, 4, h, 32, "Q8_0", inject=False)  # h = 640: 80 spans, two turns, the second of half a warp
+    hc, x = replace(hc, down=random_weight("Q6_K", 32, 4 * h)), streams(3, 4, h)
     u, _ = hyper_mix(target.workspace(16), target.put(x), target.put(hc), EPS, 64)
     same_bits(target.host(u), cpu.hyper_mix(x, hc, EPS)[0])
 
