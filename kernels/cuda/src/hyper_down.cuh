@@ -103,12 +103,12 @@ DEVICE float sum_of_part(const float* terms, const float* scales, const Ready* r
         for (int i = 0; i < 2; i++) {
             if (ALL % 2 && first + i == ALL) break;
             const int next = min(first + i + 1, ALL - 1);
-            if (next == end) {
+            if (OF_READY < ALL && next == end) {
                 ready++, end += OF_READY;
                 if (!seen) ready_wait(ready);
             }
             held[i ^ 1].load(terms + next * (LENGTH * SPAN_TERMS), scales + next * LENGTH);
-            if (next + 1 == end && end < ALL) seen = ready_seen(ready + 1);
+            if (OF_READY < ALL && next + 1 == end && end < ALL) seen = ready_seen(ready + 1);
             sum = held[i].add(sum);
         }
     }

@@ -36,7 +36,7 @@ SPILLS = {
     "gdn_scan": "sm_120 only: a few words of 128 registers, queries and keys of eight tokens that are loaded early",
     "gdn_window": "sm_120 only: a few words of 128 registers, queries and keys of eight tokens that are loaded early",
     "gdn_slots": "a few words at the 80 registers that let three blocks in: addresses, kept over the gates' products",
-    "hyper_down": "a few words at the 80 registers that leave room for hyper_window: addresses, used once a turn",
+    "hyper_down": "a few words at the 64 to 80 registers that leave room for hyper_window: addresses, used once a turn",
     "lanes_window": "sm_120 only: addresses of 8 activation rows, used once a weight row",
     "qsa_values": "sm_120 only: a few words at the 80 registers that its shared memory leaves, once a part",
     "qsa_keys": "a few words at the registers that its block leaves, outside the loop over tokens",
