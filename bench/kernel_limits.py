@@ -265,6 +265,8 @@ def _read(struct: np.ndarray) -> _Product:
     used, twice = of("used"), bool(of("second"))
     if used:  # a window: pairs of gate and up share their row
         return _Product(rows, of("cols"), of("n") * used, True, twice, used if twice else 1)
+    if of("apart"):  # the matrices are parts of the columns of one
+        return _Product(rows[:1], of("pitch"), of("n"), False, False, 1)
     return _Product(rows, of("cols"), of("n"), bool(of("first")), twice, max(of("divide"), 1))
 
 

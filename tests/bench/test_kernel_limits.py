@@ -92,6 +92,16 @@ def test_pairs_of_a_prompt_are_multiplied_and_their_experts_read_once(pack):
     assert work.macs == pairs * spec.hidden * spec.expert_width
 
 
+def test_parts_of_the_columns_of_a_matrix_are_one_matrix(pack):
+    w = pack["blk.0.ffn_down_shexp.weight"]
+    rows, cols = w.shape
+    parts = product("product_prompt", PROMPT, [rows, rows], n=40, divide=1, cols=cols // 2, pitch=cols, apart=cols // 2)
+    whole = product("product_prompt", PROMPT, [rows], n=40, divide=1, cols=cols, pitch=cols)
+    limits = Limits.of(pack, CEILINGS, Pass.prompt(40))
+    assert limits.work([parts]) == limits.work([whole]) and limits.work([whole]) is not None
+    assert limits.label(parts) == limits.label(whole)
+
+
 def test_a_matrix_that_is_not_of_the_pack_has_no_limit(pack):
     limits = Limits.of(pack, CEILINGS, EXPERTS)
     strange = product("product_row", ROW, [7], n=1, cols=9)
