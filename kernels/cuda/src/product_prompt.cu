@@ -56,7 +56,9 @@ enum {
     AT_PLACES = AT_SOURCE + BN * 4,
     AT_TABLE = AT_PLACES + BN * 4,
     SHARED_BYTES = AT_TABLE + TABLE,
-    SPREAD = CHUNKS == 2,            // what a step fetches is dealt to the spans that it multiplies
+    AHEAD = CHUNKS == 2,             // raw bytes arrive while those before them are unpacked
+    SPREAD = AHEAD && MODE == DENSE, // what a step fetches is dealt to the spans that it multiplies
+    SHARES = MODE == DENSE ? PARTS : 1,
     LINE_H = BM / 2 + 4              // floats of a column of silu(gate x) * (up x) that is to be quantised
 };
 
@@ -64,13 +66,19 @@ static_assert(BN * LINE_H * 4 <= AT_SOURCE, "a tile of results does not fit wher
 
 static_assert(SHARED_BYTES == SHARED, "prompt_plans.py asks for another size than this layout has");
 
+// The compiler keeps the address: without this it reads the launch's parameters again for every copy.
+#define KEEP_ADDRESS(x) asm volatile("" : "+l"(x))
+
 #include "prompt_work.cuh"
 
-// A step, or a chunk, of a tile of the run.
+// A step, or a chunk, of a tile of the run. GATE_UP has runs of one tile: the places behind its end are none.
 struct Place {
     int tile, at;
 
-    DEVICE Place after(int length) const { return at + 1 == length ? Place{tile + 1, 0} : Place{tile, at + 1}; }
+    DEVICE Place after(int length) const {
+        return MODE != GATE_UP && at + 1 == length ? Place{tile + 1, 0} : Place{tile, at + 1};
+    }
+    DEVICE bool in(int tiles, int length) const { return MODE == GATE_UP ? at < length : tile < tiles; }
 };
 
 // Where row r of a tile begins. GATE_UP: 16 rows of gate, then the same 16 of up, so that one thread has both.
@@ -80,51 +88,61 @@ DEVICE const u8* row_of(const Work& w, int tile, int r, int row_bytes) {
     return matrix + (u64)(u32)min(first + row, w.rows - 1) * (u32)row_bytes;
 }
 
-// Asynchronous copies of part PART of PARTS of the raw bytes of one chunk, 16 bytes each: LANES neighbours copy a row, or
-// where many of these would have nothing to do the pieces of all rows are dealt to the threads.
+// Asynchronous copies of part `part` of SHARES of the raw bytes of one chunk, 16 bytes each: LANES neighbours copy a row, or
+// for DENSE, where many of these would have nothing to do, the pieces of all rows are dealt to the threads.
 DEVICE void fetch_rows(u8* raw, const Work& w, int row_bytes, Place chunk, int part) {
     enum {
         MOST = (CHUNK_BYTES + 30) / 16,  // pieces of a row
         LANES = MOST <= 8 ? 8 : MOST <= 16 ? 16 : 32,
-        DEALT = (MOST + 1) / 2 < LANES / 2,
+        DEALT = MODE == DENSE && (MOST + 1) / 2 < LANES / 2,
         AT_ONCE = THREADS / LANES,  // rows
         ALL = DEALT ? (MOST + 1) / 2 : BM / AT_ONCE,
-        OF_A_PART = (ALL + PARTS - 1) / PARTS,
-        EVEN = ALL % PARTS == 0 && !(DEALT && MOST % 2)
+        OF_A_PART = (ALL + SHARES - 1) / SHARES,
+        EVEN = ALL % SHARES == 0 && !(DEALT && MOST % 2),
+        PAIR = MODE == GATE_UP ? 16 : 0  // rows of gate, then as many of up
     };
     const int at = chunk.at * CHUNK_BYTES, lane = threadIdx.x % LANES;
     const int begin = threadIdx.x / LANES + part * (OF_A_PART * AT_ONCE);
     const int bytes = F::BLOCK == 256 ? (int)CHUNK_BYTES : min((int)CHUNK_BYTES, row_bytes - at);
     const int first = w.row + chunk.tile * ROWS, last = w.rows - 1 - first;
     const u64 from = (u64)(u32)first * (u32)row_bytes + at + (DEALT ? 0 : 16 * lane);
-    const u64 one = (u64)w.first + from, other = (u64)w.second + from;
+    u64 one = (u64)w.first + from, other = (u64)w.second + from;
+    KEEP_ADDRESS(one);
+    KEEP_ADDRESS(other);
     u8* to = raw + begin * PITCH + 16 * lane;
 #pragma unroll
     for (int i = 0; i < OF_A_PART; i++) {
-        const u32 copy = threadIdx.x + (part * OF_A_PART + i) * THREADS;
-        const int r = DEALT ? copy / MOST : begin + i * AT_ONCE, piece = DEALT ? 16 * (copy % MOST) : 0;
-        if (!EVEN && r >= BM) break;
-        const u32 row = min(MODE == GATE_UP ? (r >> 5) * 16 + (r & 15) : r, last);
-        const u64 p = (MODE == GATE_UP && r & 16 ? other : one) + (u64)row * (u32)row_bytes;
         if (DEALT) {
+            const u32 copy = threadIdx.x + (part * OF_A_PART + i) * THREADS;
+            const int r = copy / MOST, piece = 16 * (copy % MOST);
+            if (!EVEN && r >= BM) break;
+            const u64 p = one + (u64)(u32)min(r, last) * (u32)row_bytes;
             if (piece - bytes < (int)(p & 15)) copy16(raw + r * PITCH + piece, (const u8*)((p & ~15ull) + piece));
         } else {
-            if (16 * lane - bytes < (int)(p & 15)) copy16(to + i * (AT_ONCE * PITCH), (const u8*)(p & ~15ull));
+            const int on = i * AT_ONCE, own = AT_ONCE > 16 && PAIR ? begin & 15 : begin;
+            if (!EVEN && begin + on >= BM) break;
+            const int row = own + (PAIR ? (on >> 5) * 16 + (on & 15) : on);
+            const bool up = AT_ONCE > 16 ? begin & PAIR : on & PAIR;
+            const u64 p = (up ? other : one) + (u64)(u32)min(row, last) * (u32)row_bytes;
+            if (16 * lane - bytes < (int)(p & 15)) copy16(to + on * PITCH, (const u8*)(p & ~15ull));
         }
     }
 }
 
-// Asynchronous copies of part PART of PARTS of the activations of one step: int8, scales and sums. Past the row's end
-// nothing is copied. `source`: where each column's row begins, in int8. The 32 bytes of span s of column c lie at place
-// s ^ (c & 3), so that neighbouring columns meet different banks. All sources are read before the first copy: a copy
-// behind a read waits for it.
+// Asynchronous copies of part `part` of SHARES of the activations of one step: int8, scales and sums. Past the row's end
+// nothing is copied. `source`: where each column's row begins, in blocks of 32 inputs. The 32 bytes of span s of column c lie
+// at place s ^ (c & 3), so that neighbouring columns meet different banks. All sources are read before the first copy: a copy
+// behind a read waits for it. The second half is left out where there are no columns for it; behind the last column of a tile
+// of experts lie others that are valid.
 DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, int columns, int part) {
     enum {
-        AT_ONCE = THREADS / 8, Q_PART = (BN + AT_ONCE * PARTS - 1) / (AT_ONCE * PARTS),
-        AT_ONCE_D = THREADS / 4, D_PART = (BN + AT_ONCE_D * PARTS - 1) / (AT_ONCE_D * PARTS),
-        EVEN = BN % (AT_ONCE * PARTS) == 0, EVEN_D = BN % (AT_ONCE_D * PARTS) == 0,
-        AT_ONCE_S = THREADS / GROUPS
+        AT_ONCE = THREADS / 8, Q_PART = (BN + AT_ONCE * SHARES - 1) / (AT_ONCE * SHARES),
+        AT_ONCE_D = THREADS / 4, D_PART = (BN + AT_ONCE_D * SHARES - 1) / (AT_ONCE_D * SHARES),
+        EVEN = BN % (AT_ONCE * SHARES) == 0, EVEN_D = BN % (AT_ONCE_D * SHARES) == 0,
+        AT_ONCE_S = THREADS / GROUPS, SUMS = (BN + AT_ONCE_S - 1) / AT_ONCE_S, EVEN_S = BN % AT_ONCE_S == 0,
+        HALF = (BN / 2 + AT_ONCE_D - 1) / AT_ONCE_D * AT_ONCE_D  // columns
     };
+    const bool whole = MODE == DENSE || columns > HALF;
     const u32* source = (const u32*)(shared + AT_SOURCE);
     u8* inputs = shared + AT_INPUTS + buffer * FETCHED;
     const int piece = 16 * (threadIdx.x & 7), s = threadIdx.x & 3;
@@ -136,33 +154,34 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, i
         if (EVEN || first + i * AT_ONCE < BN) begin[i] = source[first + i * AT_ONCE];
 #pragma unroll
     for (int i = 0; i < D_PART; i++)
-        if (EVEN_D || own + i * AT_ONCE_D < BN) begin_d[i] = source[own + i * AT_ONCE_D] / 32;
-    const int most = MODE == DENSE ? (int)BN : columns;
+        if (EVEN_D || own + i * AT_ONCE_D < BN) begin_d[i] = source[own + i * AT_ONCE_D];
+    u64 from = (u64)a.q + STEP * step + piece, from_d = (u64)a.d + 4 * (4 * step + s);
+    KEEP_ADDRESS(from);
+    KEEP_ADDRESS(from_d);
     if (STEP * step + piece < a.cols) {
-        const u8* from = a.q + STEP * step + piece;
         u8* to = inputs + first * STEP + (piece ^ (first & 3) << 5);
 #pragma unroll
         for (int i = 0; i < Q_PART; i++)
-            if ((MODE == DENSE && EVEN) || first + i * AT_ONCE < most)
-                copy16(to + i * AT_ONCE * STEP, from + begin[i]);
+            if ((EVEN || first + i * AT_ONCE < BN) && (i * AT_ONCE < HALF || whole))
+                copy16(to + i * AT_ONCE * STEP, (const u8*)(from + 32ull * begin[i]));
     }
     if (STEP * step + 32 * s < a.cols) {
-        const float* from = a.d + 4 * step + s;
         float* to = (float*)(inputs + INPUTS) + s * LINE_D + own;
 #pragma unroll
         for (int i = 0; i < D_PART; i++)
-            if ((MODE == DENSE && EVEN_D) || own + i * AT_ONCE_D < most)
-                copy4(to + i * AT_ONCE_D, from + begin_d[i]);
+            if ((EVEN_D || own + i * AT_ONCE_D < BN) && (i * AT_ONCE_D < HALF || whole))
+                copy4(to + i * AT_ONCE_D, (const float*)(from_d + 4ull * begin_d[i]));
     }
     if (F::OFFSET && part == 0) {
         const int g = threadIdx.x % GROUPS, c = threadIdx.x / GROUPS;
+        u64 from_s = (u64)a.sums + 4 * (GROUPS * step + g);
+        KEEP_ADDRESS(from_s);
         if (STEP * step + F::GROUP * g < a.cols) {
-            const float* from = a.sums + GROUPS * step + g;
             float* to = (float*)(inputs + SUMS_AT) + g * LINE_D + c;
 #pragma unroll
-            for (int i = 0; i < (BN + AT_ONCE_S - 1) / AT_ONCE_S; i++)
-                if ((MODE == DENSE && BN % AT_ONCE_S == 0) || c + i * AT_ONCE_S < most)
-                    copy4(to + i * AT_ONCE_S, from + source[c + i * AT_ONCE_S] / F::GROUP);
+            for (int i = 0; i < SUMS; i++)
+                if ((EVEN_S || c + i * AT_ONCE_S < BN) && (i * AT_ONCE_S < HALF || whole))
+                    copy4(to + i * AT_ONCE_S, (const float*)(from_s + 4ull * PER_SPAN * source[c + i * AT_ONCE_S]));
         }
     }
 }
@@ -211,30 +230,33 @@ struct Rows {
     u32 low, high;          // address bits of the thread's rows of the tile that is unpacked
 
     DEVICE void fetch(int part) const {
-        if (chunk.tile < w.tiles)
+        if (chunk.in(w.tiles, chunks))
             fetch_rows(shared + (CHUNKS == 2 && fetched & 1 ? BM * PITCH : 0), w, row_bytes, chunk, part);
     }
 
     DEVICE void next() { chunk = chunk.after(chunks), fetched++; }
 
     DEVICE void fetch_all() {
-        for (int part = 0; part < PARTS; part++) fetch(part);
+        for (int part = 0; part < SHARES; part++) fetch(part);
         next();
     }
 
+    DEVICE void enter(int tile) {
+        const int row = 16 * (threadIdx.x >> 5) + (threadIdx.x >> 2 & 7);
+        low = (u32)(u64)row_of(w, tile, row, row_bytes);
+        high = (u32)(u64)row_of(w, tile, row + 8, row_bytes);
+    }
+
     DEVICE void unpack(Place step, int buffer) {
-        if (step.at == 0) {
-            const int row = 16 * (threadIdx.x >> 5) + (threadIdx.x >> 2 & 7);
-            low = (u32)(u64)row_of(w, step.tile, row, row_bytes);
-            high = (u32)(u64)row_of(w, step.tile, row + 8, row_bytes);
-        }
+        if (MODE != GATE_UP && step.at == 0) enter(step.tile);
         unpack_step(shared, low, high, step.at, step.tile * chunks + (step.at >> 1), buffer, grid);
     }
 };
 
-// What a step fetches: the activations of the next one, and the raw bytes that take the place of an unpacked chunk. A warp
-// starts these copies span by span: activations in the first PARTS spans, a group of their own since they are needed at
-// once, raw bytes in the last.
+// What a step fetches: the activations of the next one, a group of their own since they are needed at once, and the raw bytes
+// that take the place of an unpacked chunk. For DENSE a warp starts these copies span by span: activations in the first PARTS
+// spans, raw bytes in the last. Experts have another number of columns in every warp, and code of its own for each: theirs are
+// started once, before.
 struct Coming {
     const Rows& rows;
     const Arguments& a;
@@ -242,14 +264,19 @@ struct Coming {
     bool inputs, chunk;         // whether there are any
 
     DEVICE void fetch(int span) const {
-        if (span < PARTS && inputs) fetch_inputs(rows.shared, a, step, buffer, columns, span);
-        if (span == PARTS - 1) copies_commit();
-        if (span >= 4 - PARTS && chunk) rows.fetch(span - (4 - PARTS));
+        if (span < SHARES && inputs) fetch_inputs(rows.shared, a, step, buffer, columns, span);
+        if (span == SHARES - 1) copies_commit();
+        if (span >= 4 - SHARES && chunk) rows.fetch(span - (4 - SHARES));
     }
 
     DEVICE void fetch_from(int span) const {
+        if (MODE == DENSE) {
 #pragma unroll 1
-        for (; span < 4; span++) fetch(span);
+            for (; span < 4; span++) fetch(span);
+        } else {
+            fetch(0);
+            fetch(3);
+        }
     }
 };
 
@@ -422,12 +449,12 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     if (MODE != DENSE) inputs_ready();
     Work w;
     if (!find_work(a, w)) return;
-    find_sources(shared, a, w);
+    find_sources<32>(shared, a, w);
     if (!w.first) return;
 
     Rows rows{shared, w, a.pitch / F::BLOCK * F::BYTES, (steps + 1) / 2};
-    rows.fetch_all();
-    if (CHUNKS == 2) rows.fetch_all();
+#pragma unroll 1
+    for (int i = 0; i < CHUNKS; i++) rows.fetch_all();
     rows.grid = fill_table(shared);
     if (MODE == DENSE) inputs_ready();  // the weights do not wait for the kernel before
     __syncthreads();
@@ -435,6 +462,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     const int columns = MODE == DENSE ? (int)BN : (w.count + 7) / 8 * 8;
     Coming{rows, a, 0, 0, columns, true, false}.fetch_from(0);
     copies_arrive();
+    rows.enter(0);
     rows.unpack(Place{0, 0}, 0);
     __syncthreads();
 
@@ -442,9 +470,10 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     const bool unpacks_first = warp & 4;          // warps w and w + 4 share a scheduler
     float acc[MT][NT][4] = {};
     int buffer = 0;
-    for (Place here{0, 0}; here.tile < w.tiles; buffer ^= 1) {
+    for (Place here{0, 0}; here.in(w.tiles, steps); buffer ^= 1) {
         const Place next = here.after(steps);
-        const bool more = next.tile < w.tiles, unpacked = here.at & 1 || next.at == 0;  // `unpacked`: a chunk, to its end
+        const bool more = next.in(w.tiles, steps);
+        const bool unpacked = here.at & 1 || (MODE != GATE_UP && next.at == 0);  // a chunk, to its end
         const Coming coming{rows, a, next.at, buffer ^ 1, columns, more, unpacked};
         if (!SPREAD || !busy) coming.fetch_from(0);
         if (CHUNKS == 1 && unpacked && more) copies_arrive();
@@ -465,8 +494,8 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
             store_tile(shared, a, acc, w, here.tile, wm, own);
             clear(acc);
         }
-        const Place then = next.after(steps);
-        if (SPREAD && unpacked && (next.at & 1) == 0 && then.at != 0) copies_wait<1>();  // the next step has its chunk
+        const bool ends = MODE != GATE_UP && next.after(steps).at == 0;  // the next step is a tile's last
+        if (AHEAD && unpacked && (next.at & 1) == 0 && !ends) copies_wait<1>();  // the next step has its chunk
         else copies_wait<0>();
         __syncthreads();
         here = next;
