@@ -52,17 +52,15 @@ enum {
     FETCHED = SUMS_AT + (F::OFFSET ? GROUPS * LINE_D * 4 : 0),
     AT_UNPACKED = CHUNKS * BM * PITCH,
     AT_INPUTS = AT_UNPACKED + 2 * UNPACKED,
-    AT_SOURCE = AT_INPUTS + 2 * FETCHED,
-    AT_PLACES = AT_SOURCE + BN * 4,
-    AT_TABLE = AT_PLACES + BN * 4,
-    SHARED_BYTES = AT_TABLE + TABLE,
+    AT_TABLE = AT_INPUTS + 2 * FETCHED,
+    AT_PLACES = AT_TABLE + TABLE,
+    AT_SOURCE = AT_PLACES + BN * 4,  // behind the places, which are read past their end
+    SHARED_BYTES = AT_SOURCE + BN * 4,
     AHEAD = CHUNKS == 2,             // raw bytes arrive while those before them are unpacked
     SPREAD = AHEAD && MODE == DENSE, // what a step fetches is dealt to the spans that it multiplies
     SHARES = MODE == DENSE ? PARTS : 1,
-    LINE_H = BM / 2 + 4              // floats of a column of silu(gate x) * (up x) that is to be quantised
+    LINE_H = BM + 4                  // floats of a column of gate x and up x that is to be quantised
 };
-
-static_assert(BN * LINE_H * 4 <= AT_SOURCE, "a tile of results does not fit where the operands were");
 
 static_assert(SHARED_BYTES == SHARED, "prompt_plans.py asks for another size than this layout has");
 
@@ -356,8 +354,10 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const Coming& coming, int buf
     span.codes = unpacked + MT * wm * (16 * STEP) + lane * 16, span.inputs = inputs;
     span.first = first, span.g = g, span.t = t;
     span.enter(0);
+    int s = 0;
+    asm volatile("" : "+r"(s));  // not known to the compiler, which would write the first span's code a second time
 #pragma unroll 1
-    for (int s = 0; s < (F::BLOCK < 256 ? spans : 4); s++) {
+    for (; s < (F::BLOCK < 256 ? spans : 4); s++) {
         if (SPREAD) coming.fetch(s);
 #pragma unroll
         for (int k = 0; k < PER_SPAN; k++)
@@ -409,19 +409,20 @@ DEVICE Part part_of(const Work& w, int wn) {
     return Part{each + (turn < more), 8 * (each * turn + min(turn, more))};
 }
 
-// The same for any number of eights up to EIGHTS.
+// The same for any number of eights up to EIGHTS. There is code for the numbers that full tiles have, and for even ones: with
+// one eight more a warp also multiplies what lies behind its columns, and nobody stores that.
 template <int EIGHTS>
 struct Steps {
+    enum { FEWER = EIGHTS > NT - 2 ? EIGHTS - 1 : (EIGHTS - 1) / 2 * 2 };
+
     DEVICE static void multiply(float (&acc)[MT][NT][4], const Coming& coming, int buffer, int spans, int wm, Part own) {
-        if (own.eights == EIGHTS) multiply_step<EIGHTS>(acc, coming, buffer, spans, wm, own.first);
-        else Steps<EIGHTS - 1>::multiply(acc, coming, buffer, spans, wm, own);
+        if (own.eights > FEWER) multiply_step<EIGHTS>(acc, coming, buffer, spans, wm, own.first);
+        else Steps<FEWER>::multiply(acc, coming, buffer, spans, wm, own);
     }
 };
 template <>
-struct Steps<1> {
-    DEVICE static void multiply(float (&acc)[MT][NT][4], const Coming& coming, int buffer, int spans, int wm, Part own) {
-        multiply_step<1>(acc, coming, buffer, spans, wm, own.first);
-    }
+struct Steps<0> {
+    DEVICE static void multiply(float (&)[MT][NT][4], const Coming&, int, int, int, Part) {}
 };
 
 #include "prompt_results.cuh"
@@ -444,7 +445,8 @@ DEVICE void copies_arrive() {
 
 KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Arguments a) {
     extern __shared__ __align__(16) u8 shared[];
-    const int warp = threadIdx.x >> 5, wm = warp % WARPS_DOWN, wn = warp / WARPS_DOWN;
+    const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);  // so the compiler knows that a warp has one
+    const int wm = warp % WARPS_DOWN, wn = warp / WARPS_DOWN;
     const int steps = (a.cols + STEP - 1) / STEP;
     if (MODE != DENSE) inputs_ready();
     Work w;
@@ -501,7 +503,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
         here = next;
     }
 #ifdef NEXT_ORDER  // GATE_UP has runs of one tile
-    store_quantized(a, acc, w, (float*)shared, wm, own);
+    store_quantized(shared, a, acc, w, wm, own);
 #else
     if (MODE == GATE_UP && busy) store_tile(shared, a, acc, w, 0, wm, own);
 #endif

@@ -11,9 +11,10 @@ DEVICE void store_tile(const u8* shared, const Arguments& a, const float (&acc)[
     const bool joins = MODE == DENSE && a.join;
     int at[2 * NT];
 #pragma unroll
-    for (int i = 0; i < 2 * NT; i++) {
-        const int c = column + 8 * (i >> 1) + (i & 1);
-        at[i] = MODE == DENSE ? w.begin + c : ((const int*)(shared + AT_PLACES))[min(c, BN - 1)];
+    for (int j = 0; j < NT; j++) {
+        const int c = column + 8 * j;
+        const int2 place = MODE == DENSE ? make_int2(w.begin + c, w.begin + c + 1) : *(const int2*)(shared + AT_PLACES + 4 * c);
+        at[2 * j] = place.x, at[2 * j + 1] = place.y;
     }
     if (MODE != GATE_UP && left >= ROWS) {
 #pragma unroll
@@ -57,34 +58,47 @@ DEVICE void store_tile(const u8* shared, const Arguments& a, const float (&acc)[
 }
 
 #ifdef NEXT_ORDER
-// silu(gate x) * (up x) of the whole tile to shared memory, then quantised as quantize.cu does it.
-DEVICE void store_quantized(const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, float* tile, int wm,
-                            Part own) {
+static_assert(BN * LINE_H * 4 <= AT_PLACES, "a tile of results does not fit where the operands were");
+
+// silu(gate x) * (up x), quantised as quantize.cu does it. The sums go to shared memory as they are, the rows of gate of a
+// column and then those of up, and come back eight rows a lane: so what computes with them is a loop, which is there once and
+// not for every sum of a thread. With MT = 4 a warp has whole blocks of 32 rows, and waits for no other.
+DEVICE void store_quantized(u8* shared, const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, int wm, Part own) {
+    enum { ALONE = MT == 4, OCTETS = ALONE ? 4 : BM / 16, AT_ONCE = ALONE ? 32 : THREADS };  // OCTETS of a column
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    float* tile = (float*)shared;
+    float* to = tile + (own.first + 2 * t) * LINE_H + 8 * MT * wm + g;
 #pragma unroll
     for (int j = 0; j < NT; j++) {
         if (j >= own.eights) break;
 #pragma unroll
-        for (int i = 0; i < MT; i += 2)
+        for (int i = 0; i < MT; i++)
 #pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const int column = own.first + 8 * j + 2 * t + (k & 1), row = 8 * (MT * wm + i + (k >> 1)) + g;
-                tile[column * LINE_H + row] = silu_f32(acc[i][j][k]) * acc[i + 1][j][k];
-            }
+            for (int k = 0; k < 4; k++)
+                to[(8 * j + (k & 1)) * LINE_H + (i & 1) * (BM / 2) + 8 * ((i & ~1) + (k >> 1))] = acc[i][j][k];
     }
-    __syncthreads();
-    enum { OCTETS = BM / 16, SUM_OF = NEXT_SUMS ? NEXT_SUMS : 32 };  // octets of a column
+    if (ALONE) __syncwarp();
+    else __syncthreads();
+    enum { SUM_OF = NEXT_SUMS ? NEXT_SUMS : 32 };
+    const int mine = ALONE ? lane : threadIdx.x, u = mine % OCTETS, begin = ALONE ? own.first : 0;
+    const int end = ALONE ? min(own.first + 8 * own.eights, w.count) : w.count;
+    const int of_tile = (ALONE ? 32 * wm : 0) + 8 * u, row = w.row + of_tile, blocks = w.rows / 32;
+    const int* places = (const int*)(shared + AT_PLACES);
     u8* q = (u8*)a.matrix[0].out;
-    for (int first = 0; first < w.count * OCTETS; first += THREADS) {
-        const int i = first + threadIdx.x, column = i / OCTETS, u = i % OCTETS, row = w.row + 8 * u;
-        float v[8];
-        load_octet(v, tile + min(column, BN - 1) * LINE_H + 8 * u);
+#pragma unroll 1
+    for (int first = begin; first < end; first += AT_ONCE / OCTETS) {
+        const int column = first + mine / OCTETS;
+        float v[8], up[8];
+        load_octet(v, tile + column * LINE_H + of_tile);
+        load_octet(up, tile + column * LINE_H + BM / 2 + of_tile);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = silu_f32(v[i]) * up[i];
         const Octet octet = quantize_octet(v);
-        if (column >= w.count || row >= w.rows) continue;
-        const long long block = (long long)a.order[w.begin + column] * (w.rows / 32) + row / 32;
-        store_octet<NEXT_ORDER>(q + 32 * block, u & 3, octet);
+        if (column >= end || row >= w.rows) continue;
+        const u32 block = (u32)places[column] * (u32)blocks + (u32)row / 32;
+        store_octet<NEXT_ORDER>(q + 32ull * block, u & 3, octet);
         if ((u & 3) == 0) a.next_d[block] = octet.d;
-        if (NEXT_SUMS) store_sums<SUM_OF>(a.next_sums + block * (32 / SUM_OF), u & 3, octet);
+        if (NEXT_SUMS) store_sums<SUM_OF>(a.next_sums + (u64)block * (32 / SUM_OF), u & 3, octet);
     }
 }
 #endif
