@@ -59,6 +59,8 @@ enum {
     AHEAD = CHUNKS == 2,             // raw bytes arrive while those before them are unpacked
     SPREAD = AHEAD && MODE == DENSE, // what a step fetches is dealt to the spans that it multiplies
     SHARES = MODE == DENSE ? PARTS : 1,
+    ALIKE = SLABS <= 4,              // every warp unpacks behind its sums: the other block has both kinds of work
+    COPIES_OF_CODE = ALIKE ? 2 : 1,
     LINE_H = BM + 4                  // floats of a column of gate x and up x that is to be quantised
 };
 
@@ -469,7 +471,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     __syncthreads();
 
     const bool busy = own.eights && own.first < w.count;  // a warp without columns only unpacks
-    const bool unpacks_first = warp & 4;          // warps w and w + 4 share a scheduler
+    const bool unpacks_first = !ALIKE && warp & 4;  // warps w and w + 4 share a scheduler
     float acc[MT][NT][4] = {};
     int buffer = 0;
     for (Place here{0, 0}; here.in(w.tiles, steps); buffer ^= 1) {
@@ -479,7 +481,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
         const Coming coming{rows, a, next.at, buffer ^ 1, columns, more, unpacked};
         if (!SPREAD || !busy) coming.fetch_from(0);
         if (CHUNKS == 1 && unpacked && more) copies_arrive();
-#pragma unroll 1
+#pragma unroll COPIES_OF_CODE
         for (int part = 0; part < 2; part++) {  // a loop, so that the code is there once
             if ((part == 0) == unpacks_first) {
                 if (more) rows.unpack(next, buffer ^ 1);
