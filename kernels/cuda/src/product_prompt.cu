@@ -389,7 +389,7 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const Coming& coming, int buf
                 span.multiply(c[next], column[next_j], next % PER_SPAN);
                 if (next % PER_SPAN == 0 && next_j + 1 < EIGHTS) span.read(column[next_j + 1], next_j + 1);
             } else {
-                span.enter(s + 1 & 3);
+                span.enter(s + 1);  // behind the last span lie other bytes of this block, which nobody uses
             }
 #pragma unroll
             for (int i = 0; i < MT; i++) span.add(acc[i][j], c[unit][i], column[j], unit % PER_SPAN, i);
