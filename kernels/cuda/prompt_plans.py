@@ -36,8 +36,8 @@ ALONE: Final = 0.37
 """How much longer a block takes for which no other hides anything, where there is room for others. H200, 2026-11-29,
 320 x 10240 Q6_K and 8,192 rows: two tiles of 64 x 192 beside each other 0.369 ms, one behind the other 0.505."""
 PARTS: Final = MappingProxyType({16: 2, 32: 1})
-"""Of the four spans of a step, those in which a warp starts copies of activations, and those for raw bytes, by a
-format's group. H200, 2026-11-29, ms with 1 | 2: 16384 x 2560, 8,192 rows, Q6_K 4.35 | 3.96, IQ3_S 2.46 | 2.53."""
+"""Of the four spans of a step of DENSE, those in which a warp starts copies of activations, and those for raw bytes, by
+a format's group. H200, 2026-11-29, ms with 1 | 2: 16384 x 2560, 8,192 rows, Q6_K 4.35 | 3.96, IQ3_S 2.46 | 2.53."""
 _RESERVED: Final = 1024
 """Bytes of a multiprocessor's shared memory that each block takes beside its own."""
 

@@ -1,18 +1,20 @@
 // The product of quantised weights with many rows (a prompt). Order of summation: ops.py, `product`.
 //
 // A block computes BM weight rows times up to BN activation rows, a warp 16 MT rows times 8 NT columns: its weights and
-// scales are read from shared memory once for all of its columns, its activations once for all of its rows. The block walks
-// the row 128 columns a step: raw blocks arrive by asynchronous copies a chunk of 256 columns ahead and are unpacked to int8
-// in shared memory once. While a step is multiplied the next one is unpacked: half of the warps begin with the one, half
-// with the other, so that both kinds of work are there for every scheduler. An output has one accumulator, which adds the
-// groups of the row one after another: the bits are those of product_window.cu. Activations come quantised (quantize.cu) in
-// the order of the format.
+// scales are read from shared memory once for all of its columns, its activations once for all of its rows. The block
+// walks the row 128 columns a step: raw blocks arrive by asynchronous copies a chunk of 256 columns ahead and are
+// unpacked to int8 in shared memory once. While a step is multiplied the next one is unpacked: half of the warps begin
+// with the one, half with the other, so that both kinds of work are there for every scheduler; of four warps every
+// scheduler has one, and the block beside has the other kind. An output has one accumulator, which adds the groups of
+// the row one after another: the bits are those of product_window.cu. Activations come quantised (quantize.cu) in the
+// order of the format.
 //
 // A block has a run of tiles, one below the other, for the same columns. Its steps follow each other without a gap: while
 // the last step of a tile is multiplied, the first of the next one is fetched and unpacked.
 //
-// Constants: TYPE a format, BM (64, 128), MT (2, 4), NT, BLOCKS of a multiprocessor, CHUNKS of raw bytes held (1, 2), PARTS
-// (1, 2, 4) of what a step copies, LIFTS (0, 1), COPIES of the table, SHARED bytes that prompt_plans.py asks for, and MODE:
+// Constants: TYPE a format, BM (64, 128), MT (2, 4), NT, BLOCKS of a multiprocessor, CHUNKS of raw bytes held (1, 2),
+// PARTS (1, 2, 4) of what a step of DENSE copies, LIFTS (0, 1), COPIES of the table, SHARED bytes that prompt_plans.py
+// asks for, and MODE:
 //   DENSE    several matrices of one type with the same input, or with columns of it; out (n, rows) each
 //   GATE_UP  experts by tile list: BM / 2 rows of gate and of up; out (pairs, rows) = silu(gate x) * (up x);
 //            with NEXT_ORDER and NEXT_SUMS quantised, for a format with this order and groups of sums (0: none)
@@ -59,8 +61,8 @@ enum {
     AHEAD = CHUNKS == 2,             // raw bytes arrive while those before them are unpacked
     SPREAD = AHEAD && MODE == DENSE, // what a step fetches is dealt to the spans that it multiplies
     SHARES = MODE == DENSE ? PARTS : 1,
-    ALIKE = SLABS <= 4,              // every warp unpacks behind its sums: the other block has both kinds of work
-    COPIES_OF_CODE = ALIKE ? 2 : 1,
+    ALIKE = SLABS <= 4,              // a scheduler has one warp of the block: each unpacks behind its sums
+    COPIES_OF_CODE = ALIKE ? 2 : 1,  // of the loop over both kinds of work
     LINE_H = BM + 4                  // floats of a column of gate x and up x that is to be quantised
 };
 
@@ -88,8 +90,8 @@ DEVICE const u8* row_of(const Work& w, int tile, int r, int row_bytes) {
     return matrix + (u64)(u32)min(first + row, w.rows - 1) * (u32)row_bytes;
 }
 
-// Asynchronous copies of part `part` of SHARES of the raw bytes of one chunk, 16 bytes each: LANES neighbours copy a row, or
-// for DENSE, where many of these would have nothing to do, the pieces of all rows are dealt to the threads.
+// Asynchronous copies of part `part` of SHARES of the raw bytes of one chunk, 16 bytes each: LANES neighbours copy a
+// row, or for DENSE, where many of these would have nothing to do, the pieces of all rows are dealt to the threads.
 DEVICE void fetch_rows(u8* raw, const Work& w, int row_bytes, Place chunk, int part) {
     enum {
         MOST = (CHUNK_BYTES + 30) / 16,  // pieces of a row
@@ -129,11 +131,11 @@ DEVICE void fetch_rows(u8* raw, const Work& w, int row_bytes, Place chunk, int p
     }
 }
 
-// Asynchronous copies of part `part` of SHARES of the activations of one step: int8, scales and sums. Past the row's end
-// nothing is copied. `source`: where each column's row begins, in blocks of 32 inputs. The 32 bytes of span s of column c lie
-// at place s ^ (c & 3), so that neighbouring columns meet different banks. All sources are read before the first copy: a copy
-// behind a read waits for it. The second half is left out where there are no columns for it; behind the last column of a tile
-// of experts lie others that are valid.
+// Asynchronous copies of part `part` of SHARES of the activations of one step: int8, scales and sums. Past the row's
+// end nothing is copied. `source`: where each column's row begins, in blocks of 32 inputs. The 32 bytes of span s of
+// column c lie at place s ^ (c & 3), so that neighbouring columns meet different banks. All sources are read before the
+// first copy: a copy behind a read waits for it. The second half is left out where there are no columns for it; behind
+// the last column of a tile of experts lie others that are valid.
 DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, int columns, int part) {
     enum {
         AT_ONCE = THREADS / 8, Q_PART = (BN + AT_ONCE * SHARES - 1) / (AT_ONCE * SHARES),
@@ -253,10 +255,10 @@ struct Rows {
     }
 };
 
-// What a step fetches: the activations of the next one, a group of their own since they are needed at once, and the raw bytes
-// that take the place of an unpacked chunk. For DENSE a warp starts these copies span by span: activations in the first PARTS
-// spans, raw bytes in the last. Experts have another number of columns in every warp, and code of its own for each: theirs are
-// started once, before.
+// What a step fetches: the activations of the next one, a group of their own since they are needed at once, and the raw
+// bytes that take the place of an unpacked chunk. For DENSE a warp starts these copies span by span: activations in the
+// first PARTS spans, raw bytes in the last. Experts have another number of columns in every warp, and code of its own
+// for each: theirs are started once, before.
 struct Coming {
     const Rows& rows;
     const Arguments& a;
@@ -411,8 +413,8 @@ DEVICE Part part_of(const Work& w, int wn) {
     return Part{each + (turn < more), 8 * (each * turn + min(turn, more))};
 }
 
-// The same for any number of eights up to EIGHTS. There is code for the numbers that full tiles have, and for even ones: with
-// one eight more a warp also multiplies what lies behind its columns, and nobody stores that.
+// The same for any number of eights up to EIGHTS. There is code for the numbers that full tiles have, and for even
+// ones: with one eight more a warp also multiplies what lies behind its columns, and nobody stores that.
 template <int EIGHTS>
 struct Steps {
     enum { FEWER = EIGHTS > NT - 2 ? EIGHTS - 1 : (EIGHTS - 1) / 2 * 2 };

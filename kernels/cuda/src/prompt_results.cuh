@@ -13,7 +13,8 @@ DEVICE void store_tile(const u8* shared, const Arguments& a, const float (&acc)[
 #pragma unroll
     for (int j = 0; j < NT; j++) {
         const int c = column + 8 * j;
-        const int2 place = MODE == DENSE ? make_int2(w.begin + c, w.begin + c + 1) : *(const int2*)(shared + AT_PLACES + 4 * c);
+        const int2* places = (const int2*)(shared + AT_PLACES + 4 * c);
+        const int2 place = MODE == DENSE ? make_int2(w.begin + c, w.begin + c + 1) : *places;
         at[2 * j] = place.x, at[2 * j + 1] = place.y;
     }
     if (MODE != GATE_UP && left >= ROWS) {
@@ -60,10 +61,11 @@ DEVICE void store_tile(const u8* shared, const Arguments& a, const float (&acc)[
 #ifdef NEXT_ORDER
 static_assert(BN * LINE_H * 4 <= AT_PLACES, "a tile of results does not fit where the operands were");
 
-// silu(gate x) * (up x), quantised as quantize.cu does it. The sums go to shared memory as they are, the rows of gate of a
-// column and then those of up, and come back eight rows a lane: so what computes with them is a loop, which is there once and
-// not for every sum of a thread. With MT = 4 a warp has whole blocks of 32 rows, and waits for no other.
-DEVICE void store_quantized(u8* shared, const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, int wm, Part own) {
+// silu(gate x) * (up x), quantised as quantize.cu does it. The sums go to shared memory as they are, the rows of gate
+// of a column and then those of up, and come back eight rows a lane: so what computes with them is a loop, which is
+// there once and not for every sum of a thread. With MT = 4 a warp has whole blocks of 32 rows, and waits for no other.
+DEVICE void store_quantized(u8* shared, const Arguments& a, const float (&acc)[MT][NT][4], const Work& w, int wm,
+                            Part own) {
     enum { ALONE = MT == 4, OCTETS = ALONE ? 4 : BM / 16, AT_ONCE = ALONE ? 32 : THREADS };  // OCTETS of a column
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     float* tile = (float*)shared;
