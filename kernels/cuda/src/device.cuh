@@ -28,26 +28,36 @@ DEVICE float exp_f32(float x) {
     return x < -87.3f ? 0.0f : (fmaf(p, r * r, r) + 1.0f) * power;
 }
 
-// A card divides by more than 2^126 in a way of its own that takes some hundred instructions, and saturated gates come
-// together: they are divided by powers of two less, which changes no bit, or are known.
-#define LARGE_DIVISOR 0x1p+126f
-#define MOST_DIVISOR 0x1.4f748cp+127f   // 1 + exp_f32(88.3), of all that are further out
-#define LEAST_SIGMOID 0x1.86ba9p-128f     // 1 / MOST_DIVISOR
+// a / b, rounded once, where b, 1 / b and a / b are ordinary numbers: what the compiler's division does when it has found that
+// they are, without the look and without the other way, which takes a call for the lanes that need it.
+DEVICE float quotient(float a, float b) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+    r = fmaf(r, fmaf(-b, r, 1.0f), r);
+    const float q = a * r;
+    return fmaf(r, fmaf(-b, q, a), q);
+}
+
+#define LARGEST 0x1.fffffep+127f
+#define MOST_DIVISOR 0x1.4f748cp+127f  // 1 + exp_f32(88.3), of all gates that are further out
+#define LEAST_SIGMOID 0x1.86ba9p-128f  // 1 / MOST_DIVISOR
 
 DEVICE float sigmoid_f32(float x) {
     const float d = 1.0f + exp_f32(-x);
-    if (d > LARGE_DIVISOR) return d == MOST_DIVISOR ? LEAST_SIGMOID : 1.0f / d;
-    return 1.0f / d;
+    if (d <= 0x1p+126f) return quotient(1.0f, d);
+    return d == MOST_DIVISOR ? LEAST_SIGMOID : 1.0f / d;
 }
 
+// Divided by powers of two less where that is much; x / 2 where x is next to nothing, x / 1 and what is infinite.
 DEVICE float silu_f32(float x) {
-    const float d = 1.0f + exp_f32(-x), by = d > LARGE_DIVISOR ? 0x1p-64f : 1.0f;
-    return (x / (d * by)) * by;
+    const float d = 1.0f + exp_f32(-x), by = d > 0x1p+64f ? 0x1p-64f : 1.0f;
+    const float y = quotient(x, d * by) * by;
+    return fabsf(x) < 0x1p-60f ? x * 0.5f : x > 88.0f || x < -LARGEST ? x : y;
 }
 
 DEVICE float softplus_f32(float x) {
     float y = exp_f32(-fabsf(x));
-    float z = y / (2.0f + y), s = z * z;
+    float z = y < 0x1p-60f ? y * 0.5f : quotient(y, 2.0f + y), s = z * z;
     float p = (float)(1.0 / 13);
     p = fmaf(p, s, (float)(1.0 / 11));
     p = fmaf(p, s, (float)(1.0 / 9));
@@ -57,6 +67,18 @@ DEVICE float softplus_f32(float x) {
     p = fmaf(p, s, 1.0f);
     return fmaxf(x, 0.0f) + (2.0f * z) * p;
 }
+
+// Of a block of inputs whose largest magnitude is `amax`: its scale, and what its inputs are multiplied with (`quantize`).
+struct BlockScale {
+    float d, inv;
+
+    DEVICE explicit BlockScale(float amax) {
+        const bool usual = amax >= 1e-30f && amax <= LARGEST;
+        const float by = amax > 0x1p+64f ? 0x1p-64f : 1.0f;
+        inv = usual ? quotient(127.0f, amax * by) * by : 0.0f;
+        d = usual ? quotient(amax, 127.0f) : amax < 1e-30f ? 0.0f : amax;
+    }
+};
 
 // The fold of `lanes`: lane l holds the chains 4 l to 4 l + 3. The result is valid in lane 0.
 DEVICE float fold_lanes(float4 p) {

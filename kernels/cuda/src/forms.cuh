@@ -33,10 +33,10 @@ struct Forms {
         float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
 #pragma unroll
         for (int s = 1; s < 8; s *= 2) most = fmaxf(most, __shfl_xor_sync(ALL, most, s));
-        const bool tiny = most < 1e-30f;
-        const float inv = tiny ? 0.0f : 127.0f / most;
+        const BlockScale scale(most);
+        const float inv = scale.inv;
         u8* own = q + 4 * (quad & ~7ll) + place_in_block<NATIVE>(4 * static_cast<int>(quad & 7));
         *reinterpret_cast<u32*>(own) = low_bytes(v.x * inv + MAGIC, v.y * inv + MAGIC, v.z * inv + MAGIC, v.w * inv + MAGIC);
-        if ((quad & 7) == 0) d[quad >> 3] = tiny ? 0.0f : most / 127.0f;
+        if ((quad & 7) == 0) d[quad >> 3] = scale.d;
     }
 };

@@ -150,9 +150,8 @@ struct Values {
             for (int i = 0; i < PER_THREAD; i++) most[i] = __float_as_uint(fabsf(v[i]));
             block = reduce<PER_THREAD, 16>(most);
             const float amax = __uint_as_float(most[0]);
-            const bool tiny = amax < 1e-30f;
-            inv = tiny ? 0.0f : 127.0f / amax;
-            d = tiny ? 0.0f : amax / 127.0f;
+            const BlockScale scale(amax);
+            inv = scale.inv, d = scale.d;
         }
         // The first of N numbers becomes the largest of its lanes; which of N it was.
         template <int N, int STEP>

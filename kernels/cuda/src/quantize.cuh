@@ -16,15 +16,14 @@ DEVICE Octet quantize_octet(const float (&v)[8]) {
     for (int i = 0; i < 8; i++) amax = fmaxf(amax, fabsf(v[i]));
     amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 1));
     amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 2));
-    const bool tiny = amax < 1e-30f;
-    const float inv = tiny ? 0.0f : 127.0f / amax;
+    const BlockScale scale(amax);
     u32 q[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) q[i] = __float_as_uint(v[i] * inv + MAGIC);  // the low byte: no conversion, which is slow
+    for (int i = 0; i < 8; i++) q[i] = __float_as_uint(v[i] * scale.inv + MAGIC);  // the low byte: no conversion, which is slow
     Octet o;
     o.low = permute(permute(q[0], q[1], 0x0040), permute(q[2], q[3], 0x0040), 0x5410);
     o.high = permute(permute(q[4], q[5], 0x0040), permute(q[6], q[7], 0x0040), 0x5410);
-    o.d = tiny ? 0.0f : amax / 127.0f;
+    o.d = scale.d;
     o.sum8 = __dp4a((int)o.low, 0x01010101, __dp4a((int)o.high, 0x01010101, 0));
     o.sum16 = o.sum8 + __shfl_xor_sync(~0u, o.sum8, 1);
     o.sum32 = o.sum16 + __shfl_xor_sync(~0u, o.sum16, 2);

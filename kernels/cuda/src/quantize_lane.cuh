@@ -18,9 +18,8 @@ struct LaneScales {
         }
 #pragma unroll
         for (int h = 0; h < HELD; h++) {
-            const bool tiny = amax[h] < 1e-30f;
-            inv[h] = tiny ? 0.0f : 127.0f / amax[h];
-            d[h] = tiny ? 0.0f : amax[h] / 127.0f;
+            const BlockScale scale(amax[h]);
+            inv[h] = scale.inv, d[h] = scale.d;
         }
     }
     // Rounded by the last bit of MAGIC + v: no conversion, of which a card does few at a time.

@@ -235,6 +235,7 @@ static inline void ptx_prmt_b32(unsigned& r, unsigned a, unsigned b, unsigned pi
 }
 static inline void ptx_cvt_f32_f16(float& r, unsigned short h) { _Float16 v; memcpy(&v, &h, 2); r = float(v); }
 static inline void ptx_cvt_rn_f16_f32(unsigned short& h, float f) { _Float16 v = _Float16(f); memcpy(&h, &v, 2); }
+static inline void ptx_rcp_approx_ftz_f32(float& r, float b) { r = 1.0f / b; }
 static inline void ptx_cp_async_cg_shared_global(unsigned to, const void* from) { emulated::copy_later(to, from, 16); }
 static inline void ptx_cp_async_ca_shared_global(unsigned to, const void* from) { emulated::copy_later(to, from, 4); }
 static inline void ptx_bar_sync(int id, int threads) {
