@@ -8,6 +8,7 @@ import pytest
 from strata.kernels.cpu.math import sigmoid_f32, silu_f32
 from strata.kernels.cuda import compile
 from strata.kernels.cuda.launch import F32, I64, launch
+from strata.kernels.cuda.machine_code import machine_code
 from strata.kernels.cuda.product import quantize
 from strata.kernels.formats import BY_NAME
 
@@ -82,8 +83,8 @@ extern "C" __global__ void every(unsigned* wrong) {
 def test_every_float_has_the_quotients_of_the_compiler_s_division():
     import cupy
 
-    text = compile.source_text("device.cuh") + _EVERY
-    module = cupy.RawModule(code=text, options=(*compile.OPTIONS, "--ftz=false"), backend="nvrtc")
+    text, arch = compile.source_text("device.cuh") + _EVERY, int(cupy.cuda.Device().compute_capability)
+    module = cupy.RawModule(path=str(machine_code(cupy.cuda.nvrtc, text, arch, compile.OPTIONS)))
     wrong = cupy.zeros(4, cupy.uint32)
     module.get_function("every")((1024,), (256,), (wrong,))
     assert wrong.tolist() == [0, 0, 0, 0]
