@@ -1,20 +1,21 @@
 """Records of a traced window (trace.cuh) put in order: which launch each block belongs to, and when it was where.
 
-    times = Clocks.of(samples).nanoseconds(records)     # one time for all multiprocessors, to some microseconds
+    times = Clocks.of(samples).nanoseconds(records)      # one time for all multiprocessors, to some microseconds
+    times = set_clocks(records, times, kernels, blocks)  # to a tenth of one
     launches = launch_times(records, times, kernels, blocks)
-    launches = aligned(launches, starts)                # to a tenth of one
-    rows = summary(launches, labels, starts, names)
+    rows = summary(launches, labels, names)
 
-A *step* goes from the first block of a launch that need not wait any more to the first of the next launch: steps add up
-to the window, and what a launch does before its step costs nothing.
+A *step* goes from the last mark of any block of a launch to the last one of the next launch, so steps add up to the
+window. Times of marks count from the begin of the launch's step: what is below zero was done beside the launch before.
 
 Units    ns in arrays, us in rows
-Errors   ValueError where a kernel left more or fewer records than its launches have blocks
+Errors   ValueError where a kernel left more or fewer records than its launches have blocks, or no kernel tells how the
+         clocks stand to each other
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,14 +24,16 @@ import numpy.typing as npt
 
 U64 = npt.NDArray[np.uint64]
 F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
 
 WORDS: Final = 12
 """Of a record; trace.cuh."""
-BEGUN: Final = 0
 READY: Final = 1
+"""The mark at which a block need not wait any more for the kernel before. Mark 0: it began to."""
+ENTRY: Final = WORDS - 2
+"""The mark of a block's first line, which some kernels have."""
 SM: Final = WORDS - 1
-"""Marks that every record has: the block began to wait for the kernel before; it need not wait any more."""
+"""Behind the marks: the multiprocessor."""
+FIRST_NAMES: Final = ("waits", "need not wait")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,103 +62,71 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Launches of one label. us: of a step; begun: before the step, the first and the last block to begin to wait;
-    marks: name, then when the median and the last block were there, after the step's begin."""
+    """Launches of one label. us: of a step; marks: name, then when the middle and the last block were there, in the
+    order of the middle ones."""
 
     label: str
     launches: int
     us: float
-    begun: tuple[float, float]
     marks: list[tuple[str, float, float]]
 
 
+def _kernels(records: U64) -> npt.NDArray[np.int64]:
+    return (records[:, 0] >> np.uint64(48)).astype(np.int64)
+
+
 def set_clocks(records: U64, times: F64, kernels: Sequence[int], blocks: Sequence[int]) -> F64:
-    """The times with those of each multiprocessor moved, by kernels of which each has a block of every launch: all blocks
-    learn of the end of the kernel before at once, but those that come later."""
-    of = (records[:, 0] >> np.uint64(48)).astype(np.int64)
-    sms = times[:, SM].astype(np.int64)
+    """The times with those of each multiprocessor moved, by kernels of which each has a block of every launch: of those
+    that wait already all learn of the end of the kernel before at once. Arguments: `launch_times`."""
+    of, sms = _kernels(records), times[:, SM].astype(np.int64)
     n = int(sms.max()) + 1
     late: list[F64] = []
     for kernel in sorted(set(kernels)):
-        count = sum(1 for k in kernels if k == kernel)
-        own = of == kernel
-        if any(b != n for b, k in zip(blocks, kernels, strict=True) if k == kernel):
-            continue
-        if (np.bincount(sms[own], minlength=n) != count).any():
+        own, sizes = of == kernel, [b for b, k in zip(blocks, kernels, strict=True) if k == kernel]
+        if set(sizes) != {n} or (np.bincount(sms[own], minlength=n) != len(sizes)).any():
             continue
         ready = np.array([np.sort(times[own & (sms == sm), READY]) for sm in range(n)])
         late.append(ready - np.median(ready, axis=0))
-    moves = np.median(np.concatenate(late, axis=1), axis=1)[sms]
-    return np.concatenate([np.where(times[:, :SM] > 0, times[:, :SM] - moves[:, None], 0.0), times[:, SM:]], axis=1)
+    if not late:
+        raise ValueError(f"no kernel of the window has a block on each of the {n} multiprocessors")
+    moves = np.median(np.concatenate(late, axis=1), axis=1)[sms][:, None]
+    return np.concatenate([np.where(times[:, :SM] > 0, times[:, :SM] - moves, 0.0), times[:, SM:]], axis=1)
 
 
 def launch_times(records: U64, times: F64, kernels: Sequence[int], blocks: Sequence[int]) -> list[F64]:
     """Of each launch the times of its blocks. kernels: the number of each launch's kernel; blocks: how many it has."""
-    of = (records[:, 0] >> np.uint64(48)).astype(np.int64)
+    of = _kernels(records)
     found: list[F64] = [times[:0]] * len(kernels)
     for kernel in sorted(set(kernels)):
         own = times[of == kernel]
         own = own[np.argsort(own[:, READY], kind="stable")]
         at = [i for i, k in enumerate(kernels) if k == kernel]
-        wanted = sum(blocks[i] for i in at)
-        if len(own) != wanted:
-            raise ValueError(f"kernel {kernel}: {len(own)} records of {wanted} blocks")
         ends = np.cumsum([blocks[i] for i in at])
+        if len(own) != ends[-1]:
+            raise ValueError(f"kernel {kernel}: {len(own)} records of {ends[-1]} blocks")
         for i, end in zip(at, ends, strict=True):
             found[i] = own[end - blocks[i] : end]
     return found
 
 
-def aligned(launches: Sequence[F64], starts: Sequence[int]) -> list[F64]:
-    """The same with times of each multiprocessor moved, so that the middle of its waits end when those of others do: all
-    blocks that wait for a kernel learn of its end at once. Launches that wait at their end have no part in it."""
-    n = 1 + int(max(times[:, SM].max() for times in launches if len(times)))
-    late: list[F64] = []
-    for times, start in zip(launches, starts, strict=True):
-        if start != READY or len(times) < n // 2:
-            continue
-        first = np.full(n, np.inf)
-        np.minimum.at(first, times[:, SM].astype(np.int64), times[:, READY])
-        late.append(np.where(np.isfinite(first), first - np.median(first[np.isfinite(first)]), np.nan))
-    moves = np.nanmedian(np.array(late), axis=0)
-    found = []
-    for times in launches:
-        marks, sm = times[:, :SM], times[:, SM].astype(np.int64)
-        found.append(np.concatenate([np.where(marks > 0, marks - moves[sm][:, None], 0.0), times[:, SM:]], axis=1))
-    return found
-
-
-def begins(launches: Sequence[F64], starts: Sequence[int]) -> F64:
-    """When the step of each launch begins: its middle block need not wait any more, or where blocks take turns on the
-    multiprocessors the middle one of the first half. starts: the mark from which its kernel goes on."""
-    return np.array([np.quantile(times[:, start], 0.25) for times, start in zip(launches, starts, strict=True)])
-
-
-def summary(
-    launches: Sequence[F64], labels: Sequence[str], starts: Sequence[int], names: dict[str, Sequence[str]]
-) -> list[Row]:
-    """A row for each label, in the order of the first; the last launch has no step. names: of the marks behind READY,
+def summary(launches: Sequence[F64], labels: Sequence[str], names: Mapping[str, Sequence[str]]) -> list[Row]:
+    """A row for each label, in the order of the first; the first launch has no step. names: of the marks behind READY,
     by the kernel's name, with which its labels begin."""
-    begin = begins(launches, starts)
-    step = np.diff(begin)
+    ends = np.array([times[:, :ENTRY].max() for times in launches])
     rows = []
-    for label in dict.fromkeys(labels[:-1]):
-        at = [i for i, name in enumerate(labels[:-1]) if name == label]
-        marks: list[tuple[str, float, float]] = []
-        for m, name in enumerate(("need not wait", *names.get(label.split(" ")[0], ())), READY):
-            found = [(launches[i][:, m][launches[i][:, m] > 0] - begin[i]) / 1e3 for i in at]
-            found = [f for f in found if len(f)]
-            if found:
-                marks.append((name, _mean(np.median(f) for f in found), _mean(f.max() for f in found)))
-        waits = [(launches[i][:, BEGUN] - begin[i]) / 1e3 for i in at]
-        rows.append(
-            Row(
-                label, len(at), float(step[at].mean()) / 1e3,
-                (_mean(w.min() for w in waits), _mean(w.max() for w in waits)), marks,
-            )
-        )  # fmt: skip
+    for label in dict.fromkeys(labels[1:]):
+        at = [i for i, name in enumerate(labels) if name == label and i]
+        named = [*enumerate((*FIRST_NAMES, *names.get(label.split(" ")[0], ()))), (ENTRY, "comes")]
+        marks = []
+        for mark, name in named:
+            own = [launches[i][launches[i][:, mark] > 0, mark] - ends[i - 1] for i in at]
+            own = [times / 1e3 for times in own if len(times)]
+            if own:
+                marks.append((name, _mean(np.median(t) for t in own), _mean(t.max() for t in own)))
+        marks.sort(key=lambda mark: mark[1])
+        rows.append(Row(label, len(at), _mean(ends[i] - ends[i - 1] for i in at) / 1e3, marks))
     return rows
 
 
-def _mean(values: Any) -> float:
+def _mean(values: Iterable[Any]) -> float:
     return float(np.mean(list(values)))

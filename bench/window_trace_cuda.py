@@ -2,11 +2,12 @@
 
     python -m strata.bench.window_trace_cuda --pack model.gguf [--rows 1] [--json FILE]
 
-The kernels of a decode window are compiled with records (trace.cuh): every block notes its multiprocessor's clock when
-it begins to wait for the kernel before, when it need not wait any more, and at marks in between. They run as the engine
-runs them, one graph with launches that overlap. The table has a row for each kernel: how long until the next kernel
-need not wait (these times add up to the window), and after how many microseconds of that the median and the last block
-reached each mark. The records themselves cost some percent: the window's time without them stands beside it.
+The kernels of a decode window are compiled with records (trace.cuh): every block notes its multiprocessor's clock at
+its first line, when it begins to wait for the kernel before, when it need not wait any more, and at marks behind that.
+They run as the engine runs them, one graph with launches that overlap. The table has a row for each kernel: what a
+launch adds to the window, from the last block of the launch before to its own last one, and after how many microseconds
+of that the middle and the last block reached each mark. A record is made before a block waits, which takes half a
+microsecond where nothing hides it: the window's time without records stands beside the whole.
 
 Errors   exit code 2 where the pack cannot be opened
 Cost     half a minute on an H200 beside the load of the pack, most of it for the compiler
@@ -28,7 +29,7 @@ from rich.console import Console
 
 from strata.bench.report import Record, Report, finish, pack_facts
 from strata.bench.window_launches import ADVANCES, Launches, microseconds
-from strata.bench.window_trace import READY, WORDS, Clocks, Row, aligned, launch_times, set_clocks, summary
+from strata.bench.window_trace import WORDS, Clocks, Row, launch_times, set_clocks, summary
 from strata.bench.windows_cuda import CHECKED_DEPTH, WARM_STEPS, Decode, launches_of
 from strata.engine.device.cuda import CudaDevice
 from strata.engine.flags import WINDOW_ROWS
@@ -42,10 +43,18 @@ SAMPLES = 24
 WARM_REPLAYS = 5
 DEFINE = "TRACED"
 NAMES: dict[str, tuple[str, ...]] = {
-    "hyper_down": ("rows unpacked", "y there", "normed", "first stream quantised", "its terms", "sum"),
+    "hyper_down": ("y there", "normed", "quantised", "terms", "sum"),
     "hyper_window": ("normed", "inputs quantised", "gates", "mean"),
     "product_row": ("inputs quantised", "work", "all warps"),
-    "product_row_beside": ("mark 2", "mark 3", "work", "all warps", "joined"),
+    "product_row_beside": (
+        "inputs quantised",
+        "shared expert",
+        "work",
+        "all warps",
+        "joined",
+        "picks found",
+        "bytes sent for",
+    ),
     "product_window": ("inputs quantised", "work"),
     "route_window": ("products", "last block", "picked"),
     "gdn_slots": ("convolved", "delta rule"),
@@ -53,8 +62,6 @@ NAMES: dict[str, tuple[str, ...]] = {
 """Marks behind READY."""
 UNTRACED = ("sample.cu",)
 """Sources whose shared memory has no room for a word more: their time is in the step of the kernel before."""
-STARTS = {"hyper_window": 2}
-"""Kernels that wait at their end, and the mark from which they go on."""
 
 
 class Traced:
@@ -138,15 +145,13 @@ def traced(resident: Resident, n: int, console: Console) -> list[Record]:
     kernels = [trace.of_kernel[id(launch.kernel)] for launch in queued]
     blocks = [math.prod(each.grid) for each in queued]
     times = launch_times(records, set_clocks(records, time.nanoseconds(records), kernels, blocks), kernels, blocks)
-    starts = [STARTS.get(each.kernel.name, READY) for each in queued]
-    times = aligned(times, starts)
-    rows = summary(times, [each.label for each in queued], starts, NAMES)
+    rows = summary(times, [each.label for each in queued], NAMES)
     whole = sum(row.us * row.launches for row in rows)
     console.print(f"window of {n}: {len(queued)} launches with records, {without:.0f} us, with them {whole:.0f}")
     show(rows, whole, console)
     out = [
         Record.of(f"window of {n}, {len(queued)} launches", "us", [without]),
-        Record.of(f"window of {n} with records, from the first launch to the last", "us", [whole]),
+        Record.of(f"window of {n} with records, behind its first launch", "us", [whole]),
     ]
     return out + [record for row in rows for record in of_row(n, row)]
 
@@ -154,20 +159,18 @@ def traced(resident: Resident, n: int, console: Console) -> list[Record]:
 def of_row(n: int, row: Row) -> Iterator[Record]:
     what = f"window of {n}, {row.label}"
     yield Record.of(f"{what}, {row.launches} steps of", "us", [row.us])
-    for name, median, last in row.marks:
-        yield Record.of(f"{what}: {name}, median block", "us", [median])
+    for name, middle, last in row.marks:
+        yield Record.of(f"{what}: {name}, middle block", "us", [middle])
         yield Record.of(f"{what}: {name}, last block", "us", [last])
 
 
 def show(rows: list[Row], whole: float, console: Console) -> None:
     for row in sorted(rows, key=lambda row: -row.us * row.launches):
         share = 100 * row.us * row.launches / whole
+        said = "   ".join(f"{name} {middle:.2f} / {last:.2f}" for name, middle, last in row.marks)
         console.print(
-            f"{row.launches:4d} x {row.us:6.2f} us = {share:4.1f} %  {row.label}  (blocks begin to wait "
-            f"{row.begun[0]:.2f} to {row.begun[1]:.2f})",
-            markup=False, highlight=False,
-        )  # fmt: skip
-        said = "   ".join(f"{name} {median:.2f} / {last:.2f}" for name, median, last in row.marks)
+            f"{row.launches:4d} x {row.us:6.2f} us = {share:4.1f} %  {row.label}", markup=False, highlight=False
+        )
         console.print(f"        {said}", markup=False, highlight=False)
 
 

@@ -310,7 +310,7 @@ def _down_row(
     rows, cuts = _row_rows(hc, streams, width), parts(hc.down, streams)
     strength, y = added or (None, None)
     blocks = -(-hc.down.rows // rows) + (0 if beta is None else streams)
-    shared = cards.card().apart(_row_shared(hc, rows, cuts), blocks)
+    shared = _row_shared(hc, rows, cuts)  # not apart: beside a block of the product before it there is room for one
     launch(
         "hyper_down_row.cu", "hyper_down", (blocks,), (_ROW_THREADS,),
         x, strength, y, hc.norm, None if hc.inject is None else hc.inject.data, hc.down.data, a, factors, beta,

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from strata.kernels.check import check
+from strata.kernels.cuda import card as cards
 from strata.kernels.cuda import chains
 from strata.kernels.cuda.launch import F32, I32, launch
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
@@ -73,12 +74,13 @@ def route_window(
     _check_picks(experts, used)
     logits, shared_logits = workspace.array((n, experts)), workspace.array((n,))
     picked, weights = workspace.array((n, used), I32), workspace.array((n, used))
-    plan = chains.router_plan(experts + 1, n)
+    plan, card = chains.router_plan(experts + 1, n), cards.card()
     constants: dict[str, Any] = plan.constants(router.type, router.cols)
     launch(
         "route_window.cu", "route_window", (plan.blocks,), (plan.threads,),
         router.data, shared.data, x, logits, shared_logits, picked, weights, ended,
         n, experts, router.cols, used,
+        shared=card.apart(0, plan.blocks),  # so that the blocks of the product behind it, which come meanwhile, lie apart
         PER_LANE=_per_lane(experts), **constants,
     )  # fmt: skip
     return picked, weights, shared_logits

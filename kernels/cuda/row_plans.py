@@ -44,6 +44,8 @@ SMALL_SPANS: Final = (5, 4, 2, 1)
 """Spans of an item of blocks of 32, by preference: an odd number of them keeps the lanes out of each other's banks."""
 ENOUGH_TURNS: Final = 12
 """Of a block: fewer leave warps without work, so small blocks make smaller items then."""
+TURNS_OF_WHOLE_ITEMS: Final = 16
+"""Of a block of one row: with fewer two lanes share an item, and its copies take half of the room."""
 
 SHARES: Final = 11
 WITH_TABLE: Final = 6
@@ -91,7 +93,7 @@ _ALONE: Final = (
 )  # fmt: skip
 _MANY_PICKS: Final = (_Way(20, 1, 24 * _K, 64 * _K), *_ALONE)
 _ONE_ROW: Final = {
-    "picks": (_Way(24, 1, 24 * _K, 32 * _K), _Way(16, 1, 24 * _K, 32 * _K)),
+    "picks": (_Way(16, 1, 24 * _K, 32 * _K),),
     DENSE: (_Way(16, 1, 48 * _K, 32 * _K), _Way(16, 1, 22 * _K, 32 * _K)),
     DOWN: (_Way(16, 1, 24 * _K, 32 * _K), _Way(12, 1, 22 * _K, 16 * _K)),
 }
@@ -229,7 +231,7 @@ def row_plan(
         for way in _ONE_ROW[job.kind_of_row]:
             plan = job.plan(way)
             if plan.shared <= card.shared_block - STATIC:
-                pads = plan.beside > 1 if tuning.apart is None else tuning.apart  # else its registers do
+                pads = job.kind_of_row != "picks" if tuning.apart is None else tuning.apart  # else those before it do
                 return replace(plan, shared=card.apart(plan.shared, plan.blocks)) if pads else plan
     share = card.shared_multiprocessor * (WITH_TABLE if table_bytes(kind) else WITHOUT_TABLE) // SHARES
     limits = {2: min(share, card.shared_block) - STATIC, 1: card.shared_block - STATIC}
@@ -294,7 +296,7 @@ class _Job:
             return 1
         alone = self.one_row and self.card.roomy and self.mode == DENSE
         each = -(-self.rows // self.card.multiprocessors) * self.cols // CHUNK
-        return self.tuning.lanes or (1 if self.many_picks or (alone and each >= ENOUGH_TURNS * LANES) else 2)
+        return self.tuning.lanes or (1 if self.many_picks or (alone and each >= TURNS_OF_WHOLE_ITEMS * LANES) else 2)
 
     @property
     def one_row(self) -> bool:

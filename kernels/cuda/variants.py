@@ -18,7 +18,19 @@ from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
 from strata.kernels.ops import LANES
 
-_PLAIN: Final = ("norm", "embed", "ple", "sample", "window", "draft", "round", "qsa_score", "qsa_select", "fingerprint")
+_PLAIN: Final = (
+    "norm",
+    "embed",
+    "ple",
+    "sample",
+    "window",
+    "draft",
+    "round",
+    "qsa_score",
+    "qsa_select",
+    "fingerprint",
+    "trace_clocks",
+)
 _GROUPS: Final = tuple((256, heads) for heads in HEADS_OF_A_THREAD[1:]) + ((128, 12), (192, 1))
 
 

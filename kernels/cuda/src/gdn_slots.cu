@@ -13,7 +13,7 @@
 //             GATES, and then TYPE of their weights and STEPS, elements of a chain under way
 // Shapes   as in gdn.cu; state (slots, V, D, D), conv (slots, kernel - 1, channels), to another row or in place
 // Source   the order of every sum is that of `ops.Kernels.gdn`
-#define ENTERS
+#define TRACES_ENTRY
 #include "gdn_window.cuh"
 #include "lanes.cuh"
 #include "formats.cuh"

@@ -15,7 +15,7 @@
 // Shapes      x (C, H), y (H,), beta (C,), inject (C, C * H) or null, down (rows, C * H) -> a (rows,), r (C,). Dynamic
 //             shared memory: `Parts`
 // Source      `product`, `lanes` and `ops.Kernels.hyper_mix`
-#define ENTERS
+#define TRACES_ENTRY
 #include "rows.cuh"
 #include "formats.cuh"
 #include "quantize_lane.cuh"
@@ -233,21 +233,20 @@ KERNEL void __launch_bounds__(THREADS, 2)
     Values values;
     values.read(x + own);
     const float by = strength ? read_early(strength + stream) : 0.0f;
+    copies_wait<0>();
+    rows.unpack(memory);
     u8* added = memory + (unit < 0 ? Parts::INPUTS : 0);
     if (strength) {
         inputs_ready();
         for (int i = threadIdx.x; i < WIDTH / 4; i += THREADS) copy16(added + 16 * i, y + 4 * i);
     }
     copies_commit();
-    copies_wait<1>();
-    rows.unpack(memory);  // while y comes: earlier it took longer
-    trace_mark(2);
     copies_wait<0>();
     __syncthreads();
-    trace_mark(3);
+    trace_mark(2);
     if (strength) values.add(by, (const float*)added + threadIdx.x % LANES);
     const float factor = values.norm((const float*)(memory + Parts::FACTORS) + own, buffer, eps);
-    trace_mark(4);
+    trace_mark(3);
     if (blockIdx.x == 0 && threadIdx.x % LANES == 0) put_word(r + stream, factor);
     if (unit >= 0) {
         make_beta(values, inject + (long long)unit * COLS + own, buffer, beta + unit, scale);
@@ -255,10 +254,10 @@ KERNEL void __launch_bounds__(THREADS, 2)
     }
     values.quantize(memory, inverse[threadIdx.x >> 5]);
     threads_meet(1 + stream, LANES);
-    trace_mark(5);
+    trace_mark(4);
     stream_terms(memory, rows.count, stream);
     ready_set(terms + stream % TOGETHER);
-    trace_mark(6);
+    trace_mark(5);
     if (threadIdx.x >= 32) return;
     const int row = threadIdx.x / ROW_PARTS, part = threadIdx.x % ROW_PARTS;
     constexpr int LENGTH = STREAM_SPANS % 8 ? 4 : 8;
@@ -266,5 +265,5 @@ KERNEL void __launch_bounds__(THREADS, 2)
         Parts::terms(memory, min(row, rows.count - 1), part * PART_SPANS),
         (const float*)(memory + Parts::SCALES) + part * PART_SCALES, terms));
     if (row < rows.count && part == 0) put_word(a + rows.first + row, sum);
-    trace_mark(7);
+    trace_mark(6);
 }

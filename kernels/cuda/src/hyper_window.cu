@@ -14,6 +14,7 @@
 //             beta (n, C); H a multiple of ELEMENTS. Dynamic shared memory: `Parts`
 // Source      `product`, `lanes` and `ops.Kernels.hyper_mix`
 #define TRACES_ITSELF
+#define TRACES_ENTRY
 #include "rows.cuh"
 #include "formats.cuh"
 #include "quantize_lane.cuh"
@@ -198,7 +199,9 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
     const int blocks = width / ELEMENTS, tid = threadIdx.x, t = tid & 3;
     if (!FRESH && blockIdx.x >= blocks) {
         if (early) next_may_come();
+        trace_begin();
         make_beta(normed, inject, beta, blockIdx.x - blocks, n_beta, STREAMS * width, scale);
+        trace_mark(1);
         return;
     }
     const int row_bytes = 32 * SPANS / F::BLOCK * F::BYTES, first = blockIdx.x * ELEMENTS;
@@ -222,7 +225,7 @@ KERNEL void __launch_bounds__(THREADS, BESIDE)
     const u8* begin = up + (static_cast<long long>(stream) * width + first) * row_bytes;
     const Codes codes(memory + stream * at.stream + ((u64)begin & 15) + row % ELEMENTS * row_bytes, t);
 
-    trace_begin(true);
+    trace_begin();
     if (!early) inputs_ready();
     if (reads) own.norm(factors, (float*)(memory + at.normed) + element);
     trace_mark(2);

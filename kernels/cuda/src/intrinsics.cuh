@@ -77,11 +77,7 @@ DEVICE void next_may_come() {
 
 DEVICE void inputs_ready() {
 #ifndef TRACES_ITSELF
-#ifdef ENTERS
-    trace_begin(true);
-#else
-    trace_begin(false);
-#endif
+    trace_begin();
 #endif
 #if ARCH >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -1,7 +1,7 @@
 // The product of quantised weights with the rows of a window (row_job.cuh; experts also by matrix steps, tile_job.cuh).
 //
 // Constants: TILED = 1 for tile_job.cuh, those of the job, and blocks that a multiprocessor's registers hold (BESIDE).
-#define ENTERS
+#define TRACES_ENTRY
 #include "device.cuh"
 #include "formats.cuh"
 #include "items.cuh"

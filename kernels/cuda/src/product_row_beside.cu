@@ -8,7 +8,7 @@
 // Constants: those of product_row.cu for the experts, and SIDE_TYPE, SIDE_MODE (GATE_UP, or DENSE beside DOWN), SIDE_SPANS,
 // SIDE_ITEMS, SIDE_COLUMNS, SIDE_PARTS, SIDE_DEPTH for the shared expert, whose type has no table. `at`: where its part of
 // shared memory begins; beside GATE_UP it may lie in the stages, which the experts need later.
-#define ENTERS
+#define TRACES_ENTRY
 #include "device.cuh"
 #include "formats.cuh"
 #include "items.cuh"
@@ -91,11 +91,11 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE)
         side.work(side_found);
         inputs_ready();
         if (job.warp == 0) job.finder.find(&found);
-        trace_mark(2);
+        trace_mark(7);
         __syncthreads();
         picked::runs_may_write();  // where the shared expert's part was
         job.begin(found);
-        trace_mark(3);
+        trace_mark(8);
         job.work(found);
         trace_mark(4);
     }

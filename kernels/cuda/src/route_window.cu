@@ -6,7 +6,7 @@
 // Shapes      router (E, cols), shared (1, cols), x (n, cols) -> logits (n, E), shared_logits (n,), experts and weights
 //             (n, used)
 // Source      `lanes` and `ops.Kernels.route`
-#define ENTERS
+#define TRACES_ENTRY
 #include "chains.cuh"
 #include "route.cuh"
 

@@ -1,12 +1,13 @@
 // When a block was where, for bench/window_trace_cuda.py. Without TRACED, a number of the kernel, nothing of it is compiled.
 //
 // A record is RECORD_WORDS words: the kernel, multiprocessor and block; the multiprocessor's clock when the block's first thread
-// began to wait for the kernel before, when it need not wait any more, and at the marks behind that. A kernel that begins its
-// records itself (trace_begin) is compiled with TRACES_ITSELF.
+// began to wait for the kernel before (mark 0), when it need not wait any more (mark 1), at the marks behind that, and at the
+// block's first line (the last mark) where the source says TRACES_ENTRY and calls trace_entry there. A kernel that begins its
+// records itself says TRACES_ITSELF.
 #pragma once
 
 #ifdef TRACED
-enum { RECORD_WORDS = 12, MOST_RECORDS = 1 << 18 };
+enum { RECORD_WORDS = 12, MOST_RECORDS = 1 << 18, ENTRY = RECORD_WORDS - 2 };
 __device__ u64* trace_to;  // the number of records, and behind RECORD_WORDS words the records
 
 DEVICE u64*& trace_record() {
@@ -26,14 +27,13 @@ DEVICE u64 trace_clock() {
 }
 #endif
 
-// At a kernel's first line: its time is mark 9.
 DEVICE void trace_entry() {
 #ifdef TRACED
     if (threadIdx.x == 0) trace_came() = trace_clock();
 #endif
 }
 
-DEVICE void trace_begin(bool entered) {
+DEVICE void trace_begin() {
 #ifdef TRACED
     if (threadIdx.x) return;
     const u64 now = trace_clock();
@@ -43,12 +43,14 @@ DEVICE void trace_begin(bool entered) {
     u64* record = trace_to + (number + 1ull) * RECORD_WORDS;
     record[0] = (u64)TRACED << 48 | (u64)sm << 32 | blockIdx.x;
     record[1] = now;
-    if (entered) record[10] = trace_came();
+#ifdef TRACES_ENTRY
+    record[1 + ENTRY] = trace_came();
+#endif
     trace_record() = record;
 #endif
 }
 
-// Mark 1: it need not wait any more; others up to RECORD_WORDS - 2.
+// Marks 1 to ENTRY - 1, after trace_begin.
 DEVICE void trace_mark(int mark) {
 #ifdef TRACED
     if (threadIdx.x == 0) trace_record()[1 + mark] = trace_clock();

@@ -151,6 +151,16 @@ def test_no_card_is_asked_for_more_shared_memory_by_a_mix_than_a_block_may_have(
 
 
 @pytest.mark.soak
+def test_kernels_of_windows_compile_with_records_of_their_blocks():
+    marked = [f.name for f in SOURCES.glob("*.cu") if "TRACES_" in f.read_text()]
+    jobs = few_of_each(once_each([*products(CARDS[90], REPRESENTATIVE), *operations(90)]), 2)
+    traced = [(90, source, constants | {"TRACED": 1}) for source, constants in jobs if source in marked]
+    rows = compile_all(traced, REPORT.with_name("cuda-report-traced.json"))
+    assert {r["source"] for r in rows} == set(marked)
+    assert not unordered(rows)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("arch", CARDS)
 def test_every_kernel_of_every_type_compiles(arch: int):
     jobs = once_each([*products(CARDS[arch], (*QUANTISED, *FLOATS)), *operations(arch)])
