@@ -80,7 +80,7 @@ def route_window(
         "route_window.cu", "route_window", (plan.blocks,), (plan.threads,),
         router.data, shared.data, x, logits, shared_logits, picked, weights, ended,
         n, experts, router.cols, used,
-        shared=card.apart(0, plan.blocks),  # so that the blocks of the product behind it, which come meanwhile, lie apart
+        shared=card.apart(0, plan.blocks),  # so that blocks of the product behind it, which come meanwhile, lie apart
         PER_LANE=_per_lane(experts), **constants,
     )  # fmt: skip
     return picked, weights, shared_logits
