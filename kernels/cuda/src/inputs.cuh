@@ -101,15 +101,15 @@ DEVICE void inputs_to_shared(const Arguments& a, u8* shared, int begin, int rows
     }
 }
 
-// The activations that the block needs, by the warps from this one on.
-DEVICE void prepare_inputs(const Arguments& a, u8* shared, int first_warp) {
+// The activations that the block needs, by the warps from this one on, before the end.
+DEVICE void prepare_inputs(const Arguments& a, u8* shared, int first_warp, int end = WARPS) {
     int begin = 0, rows = a.n;
     if (MODE == DOWN || HERE) {
         const Tokens tokens(Share(a.n * a.matrix[0].rows), a.matrix[0].rows);
         const int each = HERE ? 1 : a.used;
         begin = tokens.first * each, rows = tokens.count * each;
     }
-    inputs_to_shared(a, shared, begin, rows, (int)threadIdx.x - 32 * first_warp, 32 * (WARPS - first_warp));
+    inputs_to_shared(a, shared, begin, rows, (int)threadIdx.x - 32 * first_warp, 32 * (end - first_warp));
 }
 
 #if HAS_TABLE

@@ -68,8 +68,9 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE)
         job.begin(found);
         picked::table_to_shared(shared + a.at_grid);
         inputs_ready();
-        shared_by_all::prepare_inputs(b, side.shared, 0);
-        picked::prepare_inputs(a, shared, 0);
+        const int first = WARPS - picked::clamp(2 * WARPS / (a.used + 1), 1, WARPS / 2);  // a read of either takes a while
+        if (job.warp >= first) shared_by_all::prepare_inputs(b, side.shared, first);
+        else picked::prepare_inputs(a, shared, 0, first);
         __syncthreads();
         trace_mark(2);
         side.work(side_found);
