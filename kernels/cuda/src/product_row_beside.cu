@@ -17,8 +17,10 @@
 
 namespace picked {
 #if TILED
+#define FORESEES 0
 #include "tile_job.cuh"
 #else
+#define FORESEES 1  // plans turns of one row before its experts are known
 #include "row_job.cuh"
 #endif
 }
@@ -85,17 +87,32 @@ KERNEL __launch_bounds__(32 * WARPS, BESIDE)
         picked::expect_picks(a);
         if (side.warp == 0) side.finder.find(&side_found);
         else shared_by_all::prepare_inputs(b, side.shared, 1);
+#if FORESEES
+        if (a.n == 1 && side.warp == 1) job.finder.expect_pairs(&found);
+#endif
         __syncthreads();
         side.begin(side_found);
         picked::table_to_shared(shared + a.at_grid);
         picked::prepare_inputs(a, shared, 0);
         side.work(side_found);
-        inputs_ready();
-        if (job.warp == 0) job.finder.find(&found);
-        trace_mark(7);
+#if FORESEES
+        bool begun = job.foresees(a, found);
+        if (begun) job.plan(found, 0);
+#else
+        const bool begun = false;
+#endif
         __syncthreads();
         picked::runs_may_write();  // where the shared expert's part was
-        job.begin(found);
+        inputs_ready();
+#if FORESEES
+        begun = begun && job.begin_foreseen();
+#endif
+        if (!begun) {
+            if (job.warp == 0) job.finder.find(&found);
+            trace_mark(7);
+            __syncthreads();
+            job.begin(found);
+        }
         trace_mark(8);
         job.work(found);
         trace_mark(4);

@@ -182,6 +182,20 @@ struct Job {
 #pragma unroll
         for (int i = 0; i < DEPTH; i++) load(i);
     }
+    // Whether its turns can be planned before the experts of the only row are known.
+    DEVICE static bool foresees(const Arguments& a, const Found& found) { return a.n == 1 && a.used <= 32 && found.turns < 32 * WARPS; }
+
+    // The same as `begin` of turns that were planned from expect_pairs: no warp waits for another. False, and nothing is sent
+    // for, where an expert is not there.
+    DEVICE bool begin_foreseen() {
+        bool all;
+        const Places places(a, all);
+        if (!all) return false;
+        task.from = places.address(task.from);
+#pragma unroll
+        for (int i = 0; i < DEPTH; i++) load(i);
+        return true;
+    }
     // All turns. After a barrier behind the inputs and the table.
     DEVICE void work(const Found& found) {
         const int copy = COPIES == 1 ? 0 : (F::LOOK == HALF ? lane >> 1 : lane) % COPIES;

@@ -98,6 +98,28 @@ struct Tokens {
         : first(share.begin / rows), count(share.end > share.begin ? (share.end - 1) / rows - first + 1 : 0) {}
 };
 
+// Where weights of a pair lie while nobody knows its expert: bytes behind the begin of its gate or up.
+struct Places {
+    enum { PAIR_AT = 48, HALF_AT = 63 };
+
+    DEVICE static u64 of(int pair, int half, long long bytes) { return (u64)half << HALF_AT | (u64)pair << PAIR_AT | (u64)bytes; }
+
+    u64 gate, up;  // of the lane's pair
+
+    // The picks of the only row. `all`: whether each expert is there.
+    DEVICE Places(const Arguments& a, bool& all) : gate(0), up(0) {
+        const int lane = threadIdx.x & 31, e = lane < a.used ? __ldcg(a.ids + lane) : -1;
+        if (e >= 0) gate = a.first[e], up = HALVES == 2 ? a.second[e] : 0;
+        all = __popc(__ballot_sync(~0u, gate != 0)) == a.used;
+    }
+    // All lanes come.
+    DEVICE u64 address(u64 place) const {
+        const int pair = (int)(place >> PAIR_AT & 31);
+        const u64 of_gate = __shfl_sync(~0u, gate, pair), of_up = __shfl_sync(~0u, up, pair);
+        return (place >> HALF_AT ? of_up : of_gate) + (place & (1ull << PAIR_AT) - 1);
+    }
+};
+
 struct Finder {
     const Arguments& a;
     Segment* segments;
@@ -200,6 +222,22 @@ struct Finder {
             own.out = a.matrix[0].out + p * rows + from;
         }
         enter(own);
+    }
+    // The same before the experts are known, as if all were there: instead of an address how far behind its matrix's begin
+    // the rows lie, and which pair's they are (`Places`). used <= 32.
+    DEVICE void expect_pairs(Found* to) {
+        const int rows = a.matrix[0].rows, p = threadIdx.x & 31;
+        const Share share(a.used * rows);
+        const int from = clamp(share.begin - p * rows, 0, rows);
+        found = Found{};
+        Segment own{};
+        if (p < a.used) {
+            own.rows = clamp(share.end - p * rows, 0, rows) - from;
+            own.from = (const u8*)Places::of(p, 0, from * row_bytes()), own.second = (const u8*)Places::of(p, 1, from * row_bytes());
+            own.out = a.matrix[0].out + p * rows + from;
+        }
+        enter(own);
+        if (p == 0) *to = found;
     }
     DEVICE void pairs() {
         const int count = a.n * a.used, rows = a.matrix[0].rows;
