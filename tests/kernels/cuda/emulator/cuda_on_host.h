@@ -331,6 +331,7 @@ static inline void ptx_mbarrier_try_wait_parity_shared_b64(unsigned& done, unsig
 template <class T> inline void ptx_nothing(T&) {}
 static inline void ptx_nanosleep_u32(unsigned) {}
 static inline void ptx_prefetch_global_L2(const void* p) { (void)*(const volatile char*)p; }
+static inline void ptx_mov_u32(unsigned& multiprocessor) { multiprocessor = blockIdx.x; }
 static inline void ptx_mov_u64(unsigned long long& now) {
     timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
