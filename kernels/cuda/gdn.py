@@ -32,7 +32,7 @@ WINDOW_ROWS: Final = 16
 HEAD_SIZES: Final = (32, 64, 128)
 MOST_TAPS: Final = 8
 COLUMNS: Final = 16
-"""State columns of a block of the scan, as in the source."""
+"""State columns of a block of a window's scan, as in the source."""
 _SCAN_THREADS: Final = 8 * COLUMNS
 _FEW: Final = 1
 _MANY: Final = 16
@@ -103,6 +103,13 @@ def slots_columns(card: Card, segments: int, heads: int, d: int, tokens: int, wh
         if fits and _THIRD * segments * heads * (d // columns) >= card.multiprocessors:
             return columns
     return 0
+
+
+def scan_plan(heads: int, key_heads: int, d: int, segments: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """A prompt's scan: its blocks, the threads of one, and HEADS of gdn_scan.cu, the value heads of a block."""
+    of_block = next(n for n in (3, 2, 1) if heads // key_heads % n == 0)
+    columns = _SCAN_THREADS // _GROUPS * (2 if of_block == 1 else 1)
+    return (d // columns, heads // of_block, segments), (_SCAN_THREADS,), of_block
 
 
 def in_registers(segments: int) -> bool:
@@ -254,13 +261,13 @@ class _Job:
         )  # fmt: skip
 
     @property
-    def _scan_grid(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _window_grid(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (self.d // COLUMNS, self.heads, self.segments), (_SCAN_THREADS,)
 
     def of_window(self, o: DeviceArray) -> None:
         p, _, segments, _, state = self.arrays
         launch(
-            "gdn_window.cu", "gdn_window", *self._scan_grid, p, *self.weights, state, segments, o, *self._heads,
+            "gdn_window.cu", "gdn_window", *self._window_grid, p, *self.weights, state, segments, o, *self._heads,
             TOKENS=self.tokens, **self._constants,
         )  # fmt: skip
 
@@ -273,9 +280,10 @@ class _Job:
             "gdn_inputs.cu", "gdn_inputs", (units, -(-self.n // _RUN)), (32 * _WARPS,),
             p, *self.weights, segments, c, decay, beta, *self._heads, self.n, **self._constants,
         )  # fmt: skip
+        *sizes, of_block = scan_plan(self.heads, self.key_heads, self.d, self.segments)
         launch(
-            "gdn_scan.cu", "gdn_scan", *self._scan_grid,
-            c, decay, beta, p, conv, state, segments, o, *self._heads, **self._constants,
+            "gdn_scan.cu", "gdn_scan", *sizes,
+            c, decay, beta, p, conv, state, segments, o, *self._heads, HEADS=of_block, **self._constants,
         )  # fmt: skip
 
     def output(self, o: DeviceArray, y: DeviceArray, left: np.ndarray, eps: float) -> None:

@@ -68,7 +68,8 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
         for moves in (0, 1):
             yield "gdn.cu", {"HEAD_SIZE": d, "TAPS": 4, "MOVES": moves}
         yield "gdn_inputs.cu", {"HEAD_SIZE": d, "TAPS": 4}
-        yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4}
+        for heads in (1, 2, 3):
+            yield "gdn_scan.cu", {"HEAD_SIZE": d, "TAPS": 4, "HEADS": heads}
         yield "gdn_again.cu", {"HEAD_SIZE": d, "TAPS": 4, "TOKENS": WINDOW_ROWS}
         for tokens in (1, 16):
             window: Constants = {"HEAD_SIZE": d, "TAPS": 4, "TOKENS": tokens}

@@ -3,24 +3,18 @@
 // gdn_inputs   a warp has RUN consecutive rows of a head: c = silu(convolution); queries and keys to unit vectors; decay and
 //              strength. The inputs of a run are read together, once where the run lies in one segment
 // Constants    HEAD_SIZE = D, TAPS
-// Shapes   c like p: (n, 2*K*D + V*D) queries, keys, values, the first two in the order of gdn_order.cuh; decay, beta (n, V);
+// Shapes   c like p: (n, 2*K*D + V*D) queries, keys, values; decay, beta (n, V);
 //          ops.Gdn for the rest
 #include "gdn_window.cuh"
-#include "gdn_order.cuh"
 
 constexpr int RUN = 8;  // as in gdn.py
 
 // A row's elements of a head, to c.
 DEVICE void leave(float (&v)[PARTS], int head, int key_heads, float* c) {
     const int lane = threadIdx.x & 31;
-    if (head < 2 * key_heads) {
-        make_unit(v, head < key_heads ? query_scale() : 1.0f);
+    if (head < 2 * key_heads) make_unit(v, head < key_heads ? query_scale() : 1.0f);
 #pragma unroll
-        for (int m = 0; m < PARTS; m++) c[place_in_vector(lane + 32 * m)] = v[m];
-    } else {
-#pragma unroll
-        for (int m = 0; m < PARTS; m++) c[lane + 32 * m] = v[m];
-    }
+    for (int m = 0; m < PARTS; m++) c[lane + 32 * m] = v[m];
 }
 
 KERNEL void __launch_bounds__(128)

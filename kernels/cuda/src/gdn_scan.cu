@@ -2,108 +2,132 @@
 //
 // gdn_scan takes what gdn_inputs.cu has convolved, and moves the kept inputs; windows have gdn_window.cu.
 //
-// A block is COLUMNS columns of one value head in one segment; its state lives in registers. A thread has two of the four
-// chains of a group, of two columns, and neighbouring lanes have the same rows of two pairs of columns: a read of four words
-// takes shared memory two turns where neighbours ask for the same, else four. With whole groups of one column a token would
-// take twice the turns. Lanes join a column's halves by an exchange and its groups by three.
-// The outputs of eight tokens are summed over the groups together, each lane keeping one of them: seven exchanges instead
-// of 24. Tokens arrive 16 at a time by asynchronous copies, two tiles deep.
-// Constants   HEAD_SIZE = D, TAPS
+// A block is COLUMNS columns of each of HEADS value heads with the same query and key, in one segment; its state lives in
+// registers. A thread has the rows of a group, of a column of each head, so that what it reads of queries and keys serves all of
+// them. Eight lanes have the groups of the same columns, and join them by three exchanges.
+// With a warp for a scheduler, what lies between a token's exchanges must be its own: the sums over the query of the token
+// before, which need the state as it was, and the exchanges of outputs made earlier still. The outputs of two tokens are
+// exchanged together, each lane keeping one of them. Tokens arrive 8 at a time by asynchronous copies, two tiles ahead.
+// Constants   HEAD_SIZE = D, TAPS, HEADS
 // Shapes   as in gdn_inputs.cu; o (n, V*D); state (slots, V, D, D), conv (slots, kernel - 1, channels), in place or to another
 //          row
-// Why      16 columns a block: 48 heads of 128 are 384 blocks of 4 warps, which spread over 132 multiprocessors to
-//          within 3 % of even; 32 columns leave a quarter of them idle.
+// Why      3 heads: 16 key heads of 128 are 128 blocks of 4 warps, one for each scheduler of 132 multiprocessors.
 // Source   the order of every sum is that of `ops.Kernels.gdn`
 #include "gdn_window.cuh"
-#include "gdn_order.cuh"
 
-constexpr int COLUMNS = 16;
-constexpr int TOKENS = 16;
-constexpr int SCAN_THREADS = GROUPS * COLUMNS;
+#ifndef HEADS
+#define HEADS 3
+#endif
 
-// Shared memory of a scan block. Between the halves of a vector (gdn_order.cuh) is a gap, so that what half a warp reads
-// lies in different banks.
-struct Shape {
-    static constexpr int VECTOR_HALF = D / 2 + (ROWS == 16 ? 4 : ROWS == 8 ? 16 : 0);
-    static constexpr int VECTOR = 2 * VECTOR_HALF;
-    static constexpr int STATE_GROUP = ROWS * COLUMNS + 4;
-    struct Tile {
-        float q[TOKENS][VECTOR], k[TOKENS][VECTOR], v[TOKENS][COLUMNS], decay[TOKENS], beta[TOKENS];
-    };
-    static constexpr int TILE_FLOATS = sizeof(Tile) / 4;
-    static_assert(GROUPS * STATE_GROUP <= TILE_FLOATS, "the state passes through the memory of a tile");
+constexpr int GROUPS = 8;
+constexpr int ROWS = D / GROUPS;
+constexpr int TOKENS = 8;
+constexpr int SCAN_THREADS = 128;
+constexpr int N = HEADS == 1 ? 2 : HEADS;                 // columns of a thread
+constexpr int OF_HEAD = N / HEADS;                        // of them of one head
+constexpr int COLUMNS = SCAN_THREADS / GROUPS * OF_HEAD;  // of a block's head
+constexpr int GATES = 4;                                  // words of a token's decays or strengths: read at once
+static_assert(HEADS <= GATES, "a head has a word");
+
+// A token in shared memory. Behind a group's rows is a gap, so that the groups lie in different banks.
+struct Token {
+    static constexpr int VECTOR_GROUP = ROWS % 8 ? ROWS : ROWS + 4;
+    static constexpr int VECTOR = GROUPS * VECTOR_GROUP;
+    float q[VECTOR], k[VECTOR], v[HEADS][COLUMNS], o[HEADS][COLUMNS], gates[2][GATES];  // decays, strengths
 };
+constexpr int RING = 3 * TOKENS;  // tokens that a block has room for: three tiles
 
-// What a block works on.
+#define HOLD(p) asm volatile("" : "+l"(p))  // in a register: not computed again for every tile
+
+// What a block works on: columns from `column` of the heads head + j * key_heads.
 struct Work {
     const float *c, *decay, *beta;  // of gdn_inputs
     int channels, key_heads, value_heads, head, key_head, column;
+
+    DEVICE int head_of(int j) const { return head + j * key_heads; }
 };
 
-// Start the copies of the tokens from `first` (not past `end`) into a tile. A thread takes the same 16 bytes of every
-// EACH-th token.
-DEVICE void load_tile(Shape::Tile& tile, const Work& g, int first, int end) {
-    constexpr u32 PIECES = D / 4, EACH = SCAN_THREADS / PIECES;
-    const int n = min(TOKENS, end - first);
-    const u32 x = threadIdx.x % PIECES * 4, at = threadIdx.x / PIECES, to = x + x / (D / 2) * (Shape::VECTOR_HALF - D / 2);
-    const float* row = g.c + static_cast<long long>(first + at) * g.channels + g.key_head * D + x;
+// What a thread brings of every tile, and takes away: it knows where the next of each lies, so that a tile costs the few
+// warps little besides the copies. Of queries and keys it has the same 16 bytes of every EACH-th token.
+struct Feed {
+    static constexpr u32 QUARTERS = D / 4, EACH = SCAN_THREADS / QUARTERS;
+    static constexpr u32 PIECES = COLUMNS / 4;  // of a head's columns
+    static_assert(TOKENS * HEADS * PIECES <= SCAN_THREADS, "a thread has a piece of a tile at most");
+
+    int channels, value_heads, key;  // key: from a query to its key
+    int token, x, to;                // of queries and keys
+    int of_piece, head, column;      // the token of its values and outputs
+    int of_gate, at_gate;
+    const float *vectors, *values, *gates;
+    float* outputs;  // of the second tile before
+
+    DEVICE Feed(const Work& g, int begin, float* o) : channels(g.channels), value_heads(g.value_heads), key(g.key_heads * D) {
+        const u32 i = threadIdx.x;
+        token = i / QUARTERS, x = i % QUARTERS * 4, to = x / ROWS * Token::VECTOR_GROUP + x % ROWS;
+        of_piece = i / (PIECES * HEADS), head = i / PIECES % HEADS, column = i % PIECES * 4;
+        const int gate = i % (TOKENS * HEADS), which = i / (TOKENS * HEADS);
+        of_gate = which < 2 ? gate / HEADS : TOKENS, at_gate = which * GATES + gate % HEADS;
+        const long long first = begin;
+        vectors = g.c + (first + token) * channels + g.key_head * D + x;
+        values = g.c + (first + of_piece) * channels + 2 * key + g.head_of(head) * D + g.column + column;
+        gates = (which ? g.beta : g.decay) + (first + of_gate) * value_heads + g.head_of(gate % HEADS);
+        outputs = o + ((first - 2 * TOKENS + of_piece) * value_heads + g.head_of(head)) * D + g.column + column;
+    }
+    // Start the copies of the next tile; behind its begin the segment has so many tokens left, or none.
+    DEVICE void bring(Token* tile, int left) {
+        const int n = min(TOKENS, left);
+        const float* from = vectors;
 #pragma unroll
-    for (u32 i = 0; i < TOKENS / EACH; i++) {
-        if (at + i * EACH < n) {
-            copy16(&tile.q[at + i * EACH][to], row);
-            copy16(&tile.k[at + i * EACH][to], row + g.key_heads * D);
+        for (int i = 0; i < TOKENS; i += EACH) {
+            if (token + i < n) {
+                copy16(&tile[token + i].q[to], from);
+                copy16(&tile[token + i].k[to], from + key);
+            }
+            from += static_cast<int>(EACH) * channels;
         }
-        row += EACH * g.channels;
+        if (of_piece < n) copy16(&tile[of_piece].v[head][column], values);
+        if (of_gate < n) copy4(&tile[of_gate].gates[0][0] + at_gate, gates);
+        copies_commit();
+        vectors += TOKENS * channels, values += TOKENS * channels, gates += TOKENS * value_heads;
+        HOLD(vectors);
+        HOLD(values);
+        HOLD(gates);
     }
-    const u32 column = threadIdx.x % (COLUMNS / 4) * 4, token = threadIdx.x / (COLUMNS / 4);
-    if (token < n)
-        copy16(&tile.v[token][column], g.c + static_cast<long long>(first + token) * g.channels +
-                                           (2 * g.key_heads + g.head) * D + g.column + column);
-    if (threadIdx.x < n) {
-        const long long from = static_cast<long long>(first + threadIdx.x) * g.value_heads + g.head;
-        copy4(&tile.decay[threadIdx.x], g.decay + from);
-        copy4(&tile.beta[threadIdx.x], g.beta + from);
-    }
-    copies_commit();
-}
-static_assert(SCAN_THREADS >= TOKENS * (COLUMNS / 4), "a tile's values are a copy of a thread at most");
-
-// A thread's part of the state: M rows of each of its chains, of two columns. Lane bit 1 is which two chains of the four,
-// bits 2 to 4 are the group; bit 0 and the warp are which two columns. Register column c is column c ^ half, so that what a
-// lane keeps of an exchange between halves is in register 0 of both.
-constexpr int HALF = 2, GROUP = 4;  // lanes this far apart differ in the half, in the lowest bit of the group
-struct Place {
-    int half, group, columns;
-
-    DEVICE Place()
-        : half(threadIdx.x >> 1 & 1), group(threadIdx.x >> 2 & 7), columns(threadIdx.x >> 5 << 2 | (threadIdx.x & 1) << 1) {}
-    DEVICE int own() const { return columns + half; }
-    DEVICE int column(int c) const { return columns + (c ^ half); }
-    // Where row i = 2 m + chain lies in a group's rows.
-    DEVICE int row(int i) const { return i / 2 * 4 + 2 * half + i % 2; }
-    DEVICE int in_passage(int i, int c) const {
-        return group * Shape::STATE_GROUP + row(i) * COLUMNS + column(c);
+    // The outputs of a tile likewise.
+    DEVICE void take(const Token* tile, int left) {
+        if (of_piece < min(TOKENS, left))
+            *reinterpret_cast<float4*>(outputs) = *reinterpret_cast<const float4*>(&tile[of_piece].o[head][column]);
+        outputs += TOKENS * value_heads * D;
+        HOLD(outputs);
     }
 };
-constexpr int M = ROWS / 4;
 
-typedef float State[2][2 * M];
+// A thread's part of the state: the rows of its group, lane bits 2 to 4, in column OF_HEAD * mine + j of head 0, or column
+// `mine` of head j.
+constexpr int GROUP = 4;  // lanes this far apart differ in the lowest bit of the group
+struct Place {
+    int group, mine;
+
+    DEVICE Place() : group(threadIdx.x >> 2 & 7), mine(threadIdx.x >> 5 << 2 | (threadIdx.x & 3)) {}
+    DEVICE static int head(int j) { return j / OF_HEAD; }
+    DEVICE int column(int j) const { return mine * OF_HEAD + j % OF_HEAD; }
+};
+
+typedef float Rows[ROWS];
 
 // A thread's rows of a query or key.
-DEVICE void read_rows(float (&v)[2 * M], const float* from) {
-    if (M % 2) {
+DEVICE void read_rows(Rows& v, const float* from) {
 #pragma unroll
-        for (int m = 0; m < M; m++) {
-            const float2 two = reinterpret_cast<const float2*>(from)[m];
-            v[2 * m] = two.x, v[2 * m + 1] = two.y;
-        }
-    } else {
-#pragma unroll
-        for (int m = 0; m < M / 2; m++) {
-            const float4 four = reinterpret_cast<const float4*>(from)[m];
-            v[4 * m] = four.x, v[4 * m + 1] = four.y, v[(4 * m + 2) % (2 * M)] = four.z, v[(4 * m + 3) % (2 * M)] = four.w;
-        }
+    for (int i = 0; i < ROWS / 4; i++) {
+        const float4 four = reinterpret_cast<const float4*>(from)[i];
+        v[4 * i] = four.x, v[4 * i + 1] = four.y, v[4 * i + 2] = four.z, v[4 * i + 3] = four.w;
     }
+}
+
+// The words of all heads.
+DEVICE void read_gates(float (&to)[GATES], const float (&from)[GATES]) {
+    const float4 v = *reinterpret_cast<const float4*>(from);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
 // The sum over all groups of a column; every lane of the column gets it.
@@ -113,166 +137,189 @@ DEVICE float sum_groups(float p) {
     return p + __shfl_xor_sync(ALL, p, 4 * GROUP);
 }
 
-// (c0 + c1) + (c2 + c3) of a lane's own column.
-DEVICE float join_halves(const float (&p)[2]) { return p[0] + __shfl_xor_sync(ALL, p[1], HALF); }
-
-// The lanes of bit BIT keep the upper half of p, the others the lower one, each with what its partner has of it.
-template <int N, int BIT>
-DEVICE void halve(float* p, int lane) {
-    const bool upper = lane & BIT;
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        const float mine = upper ? p[i + N] : p[i], theirs = upper ? p[i] : p[i + N];
-        p[i] = mine + __shfl_xor_sync(ALL, theirs, BIT);
-    }
+// The same of what the groups have of two tokens: even groups get that of the first, odd ones that of the second.
+DEVICE float sum_two(float first, float second, int group) {
+    const bool odd = group & 1;
+    float p = odd ? second : first;
+    p = p + __shfl_xor_sync(ALL, odd ? first : second, GROUP);
+    p = p + __shfl_xor_sync(ALL, p, 2 * GROUP);
+    return p + __shfl_xor_sync(ALL, p, 4 * GROUP);
 }
 
-// The sums over all groups of what they have of eight tokens; a lane gets that of token `token_of`.
-DEVICE float sum_eight(float (&p)[8], int lane) {
-    halve<4, GROUP>(p, lane);
-    halve<2, 2 * GROUP>(p, lane);
-    halve<1, 4 * GROUP>(p, lane);
-    return p[0];
-}
-DEVICE int token_of(int lane) { return (lane & GROUP) | (lane & 2 * GROUP) >> 2 | (lane & 4 * GROUP) >> 4; }
+// What a token's step begins with: read during the step before it.
+struct Begun {
+    Rows k;
+    float decays[GATES];
 
-// One token: s = s * decay; e = beta * (v - sum(s * k)); s = fma(k, e, s); returns the group's part of sum(s * q) of the
-// lane's own column. v: of that column; q, k: from the lane's first row.
-DEVICE float delta_step(State& s, const float* q, const float* k, float v, float decay, float beta) {
-    float keys[2 * M], queries[2 * M], p[2][2] = {}, o[2][2] = {};
-    read_rows(keys, k);
-#pragma unroll
-    for (int i = 0; i < 2 * M; i++)
-#pragma unroll
-        for (int c = 0; c < 2; c++) p[c][i % 2] = fmaf(s[c][i] *= decay, keys[i], p[c][i % 2]);
-    const float parts[2] = {p[0][0] + p[0][1], p[1][0] + p[1][1]};
-    float e[2];
-    e[0] = beta * (v - sum_groups(join_halves(parts)));
-    e[1] = __shfl_xor_sync(ALL, e[0], HALF);
-    read_rows(queries, q);
-#pragma unroll
-    for (int i = 0; i < 2 * M; i++)
-#pragma unroll
-        for (int c = 0; c < 2; c++) o[c][i % 2] = fmaf(s[c][i] = fmaf(keys[i], e[c], s[c][i]), queries[i], o[c][i % 2]);
-    const float sums[2] = {o[0][0] + o[0][1], o[1][0] + o[1][1]};
-    return join_halves(sums);
-}
-
-// The tokens of a tile, their outputs to out[token][column].
-DEVICE void scan_tile(State& s, const Shape::Tile& tile, int n, float (*out)[COLUMNS]) {
-    const Place place;
-    const int first = place.half * Shape::VECTOR_HALF + place.group * 2 * M, own = place.own();
-    const float *q = &tile.q[0][first], *k = &tile.k[0][first];
-    auto step = [&](int t) {
-        return delta_step(s, q + t * Shape::VECTOR, k + t * Shape::VECTOR, tile.v[t][own], tile.decay[t], tile.beta[t]);
-    };
-    int t = 0;
-#pragma unroll 1
-    for (; t + 8 <= n; t += 8) {
-        float p[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) p[i] = step(t + i);
-        const float sum = sum_eight(p, threadIdx.x);
-        out[t + token_of(threadIdx.x)][own] = sum;
+    DEVICE void read(const Token& token, int first) {
+        read_rows(k, &token.k[first]);
+        read_gates(decays, token.gates[0]);
     }
-#pragma unroll 1
-    for (; t < n; t++) {
-        const float sum = sum_groups(step(t));
-        if (place.group == 0) out[t][own] = sum;
-    }
-}
-
-DEVICE Work work_of(const float* c, const float* decay, const float* beta, int key_heads, int value_heads) {
-    const int head = blockIdx.y;
-    return {c,         decay,       beta, (2 * key_heads + value_heads) * D,
-            key_heads, value_heads, head, head % key_heads,
-            static_cast<int>(blockIdx.x) * COLUMNS};
-}
-
-// All tokens of a segment; `fill(tile, first)` brings those from `first` to a tile, and commits its copies.
-template <class Fill>
-DEVICE void scan(const Work& g, const Segment& seg, float* state, float* o, const Fill& fill) {
-    __shared__ __align__(16) float memory[2 * Shape::TILE_FLOATS];
-    __shared__ __align__(16) float out[2][TOKENS][COLUMNS];
-    Shape::Tile* tiles = reinterpret_cast<Shape::Tile*>(memory);
-    const int tid = threadIdx.x;
-    const Place place;
-    const long long matrix = static_cast<long long>(D) * D;
-    const float* before = state + (static_cast<long long>(seg.slot) * g.value_heads + g.head) * matrix + g.column;
-    float* after = state + (static_cast<long long>(seg.to) * g.value_heads + g.head) * matrix + g.column;
-
-    // The state passes through the second tile's memory, so that its way and that of the first tokens overlap.
-    constexpr int PIECES = D * COLUMNS / 4;
-    float* passage = memory + Shape::TILE_FLOATS;
-    for (int e = tid; e < PIECES; e += SCAN_THREADS) {
-        const int row = e / (COLUMNS / 4), x = e % (COLUMNS / 4) * 4;
-        copy16(passage + row / ROWS * Shape::STATE_GROUP + row % ROWS * COLUMNS + x, before + row * D + x);
-    }
-    copies_commit();
-    inputs_ready();  // the state is older than they are
-    fill(tiles[0], seg.begin);
-    copies_wait<1>();
-    __syncthreads();
-    State s;
-#pragma unroll
-    for (int i = 0; i < 2 * M; i++)
-#pragma unroll
-        for (int c = 0; c < 2; c++) s[c][i] = passage[place.in_passage(i, c)];
-    __syncthreads();
-
-    auto write = [&](int first, int u) {
-        const int n = min(TOKENS, seg.end - first), x = tid % COLUMNS;
-        float* to = o + (static_cast<long long>(first + tid / COLUMNS) * g.value_heads + g.head) * D + g.column + x;
-#pragma unroll
-        for (int i = 0; i < TOKENS; i += SCAN_THREADS / COLUMNS) {
-            const int t = tid / COLUMNS + i;
-            if (t < n) *to = out[u][t][x];
-            to += SCAN_THREADS / COLUMNS * g.value_heads * D;
-        }
-    };
-    int u = 0;
-    for (int first = seg.begin; first < seg.end; first += TOKENS, u ^= 1) {
-        copies_wait<0>();
-        __syncthreads();
-        if (first + TOKENS < seg.end) fill(tiles[u ^ 1], first + TOKENS);
-        if (first > seg.begin) write(first - TOKENS, u ^ 1);
-        scan_tile(s, tiles[u], min(TOKENS, seg.end - first), out[u]);
-    }
-    __syncthreads();
-    write(seg.end - 1 - (seg.end - 1 - seg.begin) % TOKENS, u ^ 1);
-
-#pragma unroll
-    for (int i = 0; i < 2 * M; i++)
-#pragma unroll
-        for (int c = 0; c < 2; c++) passage[place.in_passage(i, c)] = s[c][i];
-    __syncthreads();
-    for (int e = tid; e < PIECES; e += SCAN_THREADS) {
-        const int row = e / (COLUMNS / 4), x = e % (COLUMNS / 4) * 4;
-        *reinterpret_cast<float4*>(after + row * D + x) =
-            *reinterpret_cast<const float4*>(passage + row / ROWS * Shape::STATE_GROUP + row % ROWS * COLUMNS + x);
-    }
-}
-
-struct Load {
-    const Work& g;
-    int end;
-    DEVICE void operator()(Shape::Tile& tile, int first) const { load_tile(tile, g, first, end); }
 };
 
-KERNEL void __launch_bounds__(SCAN_THREADS, 4)
+// A group's part of sum(s * q) of every column.
+DEVICE void outputs(float (&o)[N], const Rows (&s)[N], const Rows& q) {
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        float p[4] = {};
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) p[i % 4] = fmaf(s[j][i], q[i], p[i % 4]);
+        o[j] = (p[0] + p[1]) + (p[2] + p[3]);
+    }
+}
+
+// A token: s = s * decay; e = beta * (v - sum(s * k)); s = fma(k, e, s). To o the outputs of the token before, whose query
+// is q: their sums lie between the exchanges.
+DEVICE void delta_step(Rows (&s)[N], const Begun& now, const Token& token, const Place& place, const Rows& q,
+                       float (&o)[N]) {
+    Rows decayed[N];
+    float strengths[GATES], sums[N], values[N];
+    read_gates(strengths, token.gates[1]);
+#pragma unroll
+    for (int j = 0; j < N; j++) values[j] = token.v[place.head(j)][place.column(j)];
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        float p[4] = {};
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+            p[i % 4] = fmaf(decayed[j][i] = s[j][i] * now.decays[place.head(j)], now.k[i], p[i % 4]);
+        sums[j] = (p[0] + p[1]) + (p[2] + p[3]);
+    }
+#pragma unroll
+    for (int apart = GROUP; apart <= 4 * GROUP; apart *= 2) {
+#pragma unroll
+        for (int j = 0; j < N; j++) sums[j] = sums[j] + __shfl_xor_sync(ALL, sums[j], apart);
+    }
+    outputs(o, s, q);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const float e = strengths[place.head(j)] * (values[j] - sums[j]);
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) s[j][i] = fmaf(now.k[i], e, decayed[j][i]);
+    }
+}
+
+// A thread's walk over the tokens of a segment, which lie in a ring. A step leaves the output of its token to the next one,
+// and a pair of tokens its sums to the next pair: so nothing waits for them.
+struct Scan {
+    const Place place;
+    const int first = place.group * Token::VECTOR_GROUP;
+    Rows s[N], q = {};                     // q: of the token before
+    Begun now;                             // of the token that comes
+    float early[N] = {}, made[2][N] = {};  // outputs of the second token before, and of the two before that
+
+    DEVICE static int back(int at, int n) { return at >= n ? at - n : at + RING - n; }
+
+    // The outputs of two tokens. All lanes that have a sum store it: no address is made under a condition.
+    DEVICE void leave(const float (&one)[N], const float (&two)[N], Token* tokens) const {
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            const float sum = sum_two(one[j], two[j], place.group);
+            tokens[place.group & 1].o[place.head(j)][place.column(j)] = sum;
+        }
+    }
+    // Pairs of the n tokens at `at`.
+    DEVICE void pairs(Token* ring, int at, int n) {
+#pragma unroll 1
+        for (const int last = at + n - 2; at <= last; at += 2) {
+            Rows query;
+            Begun second;
+            Token* pair = ring + at;
+            second.read(pair[1], first);
+            read_rows(query, &pair[0].q[first]);
+            float late[N], next[N];
+            delta_step(s, now, pair[0], place, q, late);
+            now.read(ring[at == RING - 2 ? 0 : at + 2], first);
+            read_rows(q, &pair[1].q[first]);
+            delta_step(s, second, pair[1], place, query, next);
+            leave(made[0], made[1], ring + back(at, 4));
+#pragma unroll
+            for (int j = 0; j < N; j++) made[0][j] = early[j], made[1][j] = late[j], early[j] = next[j];
+        }
+    }
+    // What the pairs before `at` have not left, and a token that is left over.
+    DEVICE void end(Token* ring, int at, bool odd) {
+        Token* pair = ring + back(at, 2);
+        leave(made[0], made[1], ring + back(at, 4));
+        if (!odd) {
+            outputs(made[1], s, q);
+            leave(early, made[1], pair);
+            return;
+        }
+        delta_step(s, now, ring[at], place, q, made[1]);
+        leave(early, made[1], pair);
+        read_rows(q, &ring[at].q[first]);
+        outputs(early, s, q);
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            const float sum = sum_groups(early[j]);
+            if (place.group == 0) ring[at].o[place.head(j)][place.column(j)] = sum;
+        }
+    }
+};
+static_assert(TOKENS % 4 == 0, "a tile's outputs have been left when the second tile after it begins");
+
+// All tokens of a segment.
+DEVICE void scan(const Work& g, const Segment& seg, float* state, float* o) {
+    __shared__ __align__(16) Token ring[RING];
+    Scan scan;
+    const auto element = [&](int slot, int i, int j) -> float& {
+        const int head = g.head_of(scan.place.head(j)), row = scan.place.group * ROWS + i;
+        return state[((static_cast<long long>(slot) * g.value_heads + head) * D + row) * D + g.column +
+                     scan.place.column(j)];
+    };
+#pragma unroll
+    for (int j = 0; j < N; j++)
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) scan.s[j][i] = read_early(&element(seg.slot, i, j));
+    inputs_ready();  // the state is older than they are
+    Feed feed(g, seg.begin, o);
+    int left = seg.end - seg.begin;
+    feed.bring(ring, left);
+    feed.bring(ring + TOKENS, left - TOKENS);
+    copies_wait<0>();
+    __syncthreads();
+    scan.now.read(ring[0], scan.first);
+    int before = 2 * TOKENS, at = 0, after = TOKENS, made = 0;
+#pragma unroll 1
+    while (true) {
+        feed.take(ring + after, made - TOKENS);
+        feed.bring(ring + before, left - 2 * TOKENS);
+        scan.pairs(ring, at, min(TOKENS, left));
+        if (left <= TOKENS) break;
+        const int free = before;
+        before = at, at = after, after = free, left -= TOKENS, made += TOKENS;
+        copies_wait<0>();
+        __syncthreads();
+    }
+    const int pairs = at + left / 2 * 2;
+    scan.end(ring, pairs == RING ? 0 : pairs, left % 2);
+    __syncthreads();
+    feed.take(ring + before, made);
+    feed.take(ring + at, left);
+#pragma unroll
+    for (int j = 0; j < N; j++)
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) element(seg.to, i, j) = scan.s[j][i];
+}
+
+KERNEL void __launch_bounds__(SCAN_THREADS, 2)
     gdn_scan(const float* c, const float* decay, const float* beta, const float* p, float* conv, float* state,
              const int* segments, float* o, int key_heads, int value_heads) {
-    const Work g = work_of(c, decay, beta, key_heads, value_heads);
+    const int key_head = static_cast<int>(blockIdx.y) % key_heads, heads = static_cast<int>(blockIdx.y) / key_heads;
+    const int channels = (2 * key_heads + value_heads) * D, head = key_head + heads * HEADS * key_heads;
+    const Work g = {c, decay, beta, channels, key_heads, value_heads, head, key_head, static_cast<int>(blockIdx.x) * COLUMNS};
     const Segment seg = segment_at(segments, blockIdx.z);
-    scan(g, seg, state, o, Load{g, seg.end});
-    // Nobody reads the kept inputs any more. A block moves its columns of the value head, and of the query and key head
-    // with the same number where there is one.
+    scan(g, seg, state, o);
+    // Nobody reads the kept inputs any more. A block moves its columns of the value heads; the first of a key head's blocks
+    // also those of the query and the key.
     const int part = threadIdx.x / COLUMNS;
-    if (part >= (g.head < key_heads ? 3 : 1)) return;
-    const int vector = part == 0 ? 2 * key_heads + g.head : part == 1 ? g.head : key_heads + g.head;
+    if (part >= (heads ? HEADS : HEADS + 2)) return;
+    const int vector = part < HEADS ? 2 * key_heads + g.head_of(part) : (part - HEADS) * key_heads + key_head;
     const Window window = Window::of(p, nullptr, conv, g.channels, seg);
     const int channel = vector * D + g.column + threadIdx.x % COLUMNS;
     float kept[TAPS - 1][1];
     window.last(kept, channel);
     window.keep(conv, channel, kept);
 }
+static_assert((HEADS + 2) * COLUMNS <= SCAN_THREADS, "a thread moves one channel at most");

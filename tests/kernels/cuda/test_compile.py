@@ -33,7 +33,6 @@ SPILLS = {
     "product_row": "the registers that 16 or 24 warps leave: addresses that are used once a turn",
     "product_row_beside": "as product_row",
     "product_window": "16 groups of 16 rows and columns at 128 registers: addresses that are used once a chunk",
-    "gdn_scan": "sm_120 only: a few words of 128 registers, queries and keys of eight tokens that are loaded early",
     "gdn_window": "sm_120 only: a few words of 128 registers, queries and keys of eight tokens that are loaded early",
     "gdn_slots": "a few words at the 80 registers that let three blocks in: addresses, kept over the gates' products",
     "hyper_down": "a few words at the 64 to 80 registers that leave room for hyper_window: addresses, used once a turn",
