@@ -3,8 +3,8 @@
 // gdn_scan takes what gdn_inputs.cu has convolved, and moves the kept inputs; windows have gdn_window.cu.
 //
 // A block is COLUMNS columns of each of HEADS value heads with the same query and key, in one segment; its state lives in
-// registers. A thread has the rows of a group, of a column of each head, so that what it reads of queries and keys serves all of
-// them. Eight lanes have the groups of the same columns, and join them by three exchanges.
+// registers. A thread has the rows of a group, of a column of each head, so that what it reads of a query or key serves
+// all heads. Eight lanes have the groups of the same columns, and join them by three exchanges.
 // With a warp for a scheduler, what lies between a token's exchanges must be its own: the sums over the query of the token
 // before, which need the state as it was, and the exchanges of outputs made earlier still. The outputs of two tokens are
 // exchanged together, each lane keeping one of them. Tokens arrive 8 at a time by asynchronous copies, two tiles ahead.
