@@ -40,6 +40,8 @@ _MANY: Final = 16
 _WARPS: Final = 4
 _RUN: Final = 8
 """Rows of a warp that convolves a prompt."""
+_OUTPUT_RUN: Final = 2
+"""Rows of a warp that makes a prompt's output."""
 _GROUPS: Final = 8
 """Groups of state rows, as in the sources."""
 _FLOAT: Final = 4
@@ -289,9 +291,9 @@ class _Job:
     def output(self, o: DeviceArray, y: DeviceArray, left: np.ndarray, eps: float) -> None:
         """The gated norm; of a window also the inputs that the convolution keeps."""
         p, z, segments, conv, _ = self.arrays
-        moved = (p, conv, segments) if self.is_window else (None, None, None)
+        moved, run = ((p, conv, segments), 1) if self.is_window else ((None, None, None), _OUTPUT_RUN)
         launch(
-            _SOURCE, "gdn_output", (-(-self.n * self.heads // _WARPS),), (32 * _WARPS,),
+            _SOURCE, "gdn_output", (-(-self.heads // _WARPS), -(-self.n // run)), (32 * _WARPS,),
             o, z, self.w.norm, y, *moved, left, self.n, *self._heads, eps, MOVES=int(self.is_window),
             **self._constants,
         )  # fmt: skip

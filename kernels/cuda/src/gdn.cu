@@ -1,8 +1,8 @@
 // The gated delta net after its recurrence: the gated norm.
 //
-// gdn_output   a warp a (row, value head): y = (rms(o) with norm) * sigmoid(z); in a window, whose scan convolves for
+// gdn_output   a warp RUN rows of a value head: y = (rms(o) with norm) * sigmoid(z); in a window, whose scan convolves for
 //              itself, the warps of a segment's last row also move the kept inputs, and y is left as products want it
-// Constants    HEAD_SIZE = D, TAPS, MOVES (0: the kept inputs are moved by gdn_scan.cu; 32 registers a thread, not 72)
+// Constants    HEAD_SIZE = D, TAPS, MOVES (0: the kept inputs are moved by gdn_scan.cu, and a warp has two rows)
 // Shapes   p (n, 2*K*D + V*D); o, z, y (n, V*D); ops.Gdn for the rest
 #include "gdn_window.cuh"
 #include "formats.cuh"
@@ -28,36 +28,52 @@ struct Kept {
     }
 };
 
+constexpr int RUN = MOVES ? 1 : 2;  // as in gdn.py
+
 // p, conv and segments are not used without MOVES. All but `o` was written before the kernel that made it.
 KERNEL void __launch_bounds__(128)
     gdn_output(const float* o, const float* z, const float* w, float* y, const float* p, float* conv,
                const int* segments, PARAMETER Forms forms, int n, int key_heads, int value_heads, float eps) {
-    const u32 vector = blockIdx.x * 4 + (threadIdx.x >> 5);
-    const int row = static_cast<int>(vector / static_cast<u32>(value_heads));
-    const int head = static_cast<int>(vector - static_cast<u32>(row) * value_heads);
-    const bool works = row < n;
-    const int lane = threadIdx.x & 31;
-    const long long at = static_cast<long long>(vector) * D + lane;
-    float v[PARTS], gate[PARTS], factor[PARTS];
+    const int head = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, first = blockIdx.y * RUN;
+    const bool works = head < value_heads;
+    const u32 step = value_heads * D;
+    const long long at = static_cast<long long>(first) * step + head * D + lane;
+    float v[RUN][PARTS], gate[RUN][PARTS], factor[PARTS];
     Segment s = {0, 0, 0, 0};
     Window window = {};
     Kept kept;
     if (works) {
 #pragma unroll
-        for (int m = 0; m < PARTS; m++) gate[m] = read_early(z + at + 32 * m), factor[m] = w[lane + 32 * m];
+        for (int m = 0; m < PARTS; m++) factor[m] = w[lane + 32 * m];
+#pragma unroll
+        for (int r = 0; r < RUN; r++)
+#pragma unroll
+            for (int m = 0; m < PARTS; m++) gate[r][m] = first + r < n ? read_early(z + at + r * step + 32 * m) : 0.0f;
         if (MOVES) {
-            s = segment_of(segments, row);
+            s = segment_of(segments, first);
             window = Window::of(p, nullptr, conv, (2 * key_heads + value_heads) * D, s);
-            if (row == s.end - 1) kept.load(window, head, key_heads);
+            if (first == s.end - 1) kept.load(window, head, key_heads);
         }
     }
     inputs_ready();
     if (!works) return;
 #pragma unroll
-    for (int m = 0; m < PARTS; m++) v[m] = o[at + 32 * m];
-    gated_norm(v, factor, gate, eps);
+    for (int r = 0; r < RUN; r++)
 #pragma unroll
-    for (int m = 0; m < PARTS; m++) y[at + 32 * m] = v[m];
-    forms.leave(v, static_cast<long long>(vector) * PARTS, static_cast<long long>(n) * value_heads * D);
-    if (MOVES && row == s.end - 1) kept.store(window, conv, head, key_heads);
+        for (int m = 0; m < PARTS; m++) v[r][m] = first + r < n ? o[at + r * step + 32 * m] : 0.0f;
+    // One code for both rows: the second moves to the registers of the first.
+#pragma unroll 1
+    for (int r = 0; r < RUN; r++) {
+        const int row = first + r;
+        if (row >= n) break;
+        gated_norm(v[0], factor, gate[0], eps);
+        const long long vector = static_cast<long long>(row) * value_heads + head;
+#pragma unroll
+        for (int m = 0; m < PARTS; m++) y[vector * D + lane + 32 * m] = v[0][m];
+        forms.leave(v[0], vector * PARTS, static_cast<long long>(n) * step);
+#pragma unroll
+        for (int m = 0; m < PARTS; m++) v[0][m] = v[RUN - 1][m], gate[0][m] = gate[RUN - 1][m];
+    }
+    if (MOVES && first == s.end - 1) kept.store(window, conv, head, key_heads);
 }
+static_assert(RUN <= 2, "a row and the last one");
