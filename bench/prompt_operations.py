@@ -129,11 +129,11 @@ def scan(ops: Operations) -> None:
         )
         decay, beta = abs(decay) % np.float32(1), abs(beta) % np.float32(1)
 
-        *sizes, of_block = gdn.scan_plan(VALUE_HEADS, KEY_HEADS, HEAD, 1)
+        grid, block, of_block = gdn.scan_plan(VALUE_HEADS, KEY_HEADS, HEAD, 1)
 
         def recurrence(state: list[Any]) -> None:
             launch(
-                "gdn_scan.cu", "gdn_scan", *sizes,  # noqa: B023
+                "gdn_scan.cu", "gdn_scan", grid, block,  # noqa: B023
                 c, decay, beta, arrays[0], *state, segments, o, I32(KEY_HEADS), I32(VALUE_HEADS),  # noqa: B023
                 HEAD_SIZE=HEAD, TAPS=4, HEADS=of_block,  # noqa: B023
             )  # fmt: skip

@@ -282,9 +282,9 @@ class _Job:
             "gdn_inputs.cu", "gdn_inputs", (units, -(-self.n // _RUN)), (32 * _WARPS,),
             p, *self.weights, segments, c, decay, beta, *self._heads, self.n, **self._constants,
         )  # fmt: skip
-        *sizes, of_block = scan_plan(self.heads, self.key_heads, self.d, self.segments)
+        grid, block, of_block = scan_plan(self.heads, self.key_heads, self.d, self.segments)
         launch(
-            "gdn_scan.cu", "gdn_scan", *sizes,
+            "gdn_scan.cu", "gdn_scan", grid, block,
             c, decay, beta, p, conv, state, segments, o, *self._heads, HEADS=of_block, **self._constants,
         )  # fmt: skip
 
