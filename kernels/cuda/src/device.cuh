@@ -25,7 +25,9 @@ DEVICE float exp_f32(float x) {
     p = fmaf(p, r, 1.6666665459e-1f);
     p = fmaf(p, r, 5.0000001201e-1f);
     float power = __uint_as_float((__float_as_uint(shifted) << 23) + 0x3F800000u);
-    return x < -87.3f ? 0.0f : (fmaf(p, r * r, r) + 1.0f) * power;
+    float e = (fmaf(p, r * r, r) + 1.0f) * power;
+    asm("" : "+f"(e));  // no branch around it: work of other elements lies in between
+    return x < -87.3f ? 0.0f : e;
 }
 
 // a / b, rounded once, where b, 1 / b and a / b are ordinary numbers: what the compiler's division does when it has found that
