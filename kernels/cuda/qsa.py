@@ -272,6 +272,7 @@ def _check(rows: _Rows) -> _Shape:
     heads, index_heads, kv_heads = size.get("heads", 0), size.get("index_heads", 0), size["kv_heads"]
     require(d % 64 == 0 and d <= 256, f"head_dim must be a multiple of 64 up to 256, got {d}")
     require(index_dim % 32 == 0 and index_dim <= 256, f"index_dim must be a multiple of 32 up to 256, got {index_dim}")
+    require(not pages.r or PAGE % pages.r == 0, f"blocks of {pages.r} tokens do not divide a page of {PAGE}")
     require(2 * half <= min(d, index_dim), f"rope turns {2 * half} dims of {min(d, index_dim)}")
     require(heads % kv_heads == 0, f"q_gate must have a multiple of {kv_heads} heads, got {heads}")
     require(kv_heads * d // _SLICE <= MOST_UNITS, f"kv_heads * head_dim must be at most {MOST_UNITS * _SLICE}")
@@ -510,7 +511,8 @@ def value_chunks(n: int, group: int) -> int:
 
 def _values_bytes(heads: int) -> int:
     """Shared memory of a row of qsa_prompt_values."""
-    return _FLOAT * (2 * heads * _CHUNK + ATTENTION_PART + 4 + 3 * -(-heads // 4) * 4)
+    pitch = -(-heads // 4) * 4
+    return _FLOAT * ((heads + pitch) * _CHUNK + ATTENTION_PART + 4 + 3 * pitch)
 
 
 def _heads_together(g: _Shape) -> int:

@@ -19,6 +19,11 @@ struct Args {
     const int *tables, *slots, *positions, *list;
     int pages_of_a_slot, kv_heads, heads, d, r, picked;
 
+    // The value head of the i-th chunk of N query heads: mostly each has one.
+    template <int N>
+    DEVICE int kv_of(int i) const {
+        return heads == N * kv_heads ? i : i / (heads / kv_heads / N);
+    }
     DEVICE Kept kept(int row) const { return kept_tokens(positions[row], r, picked); }
     // The first position of this launch's rows in the slot of a row: tokens before it are in the pages already.
     DEVICE int first_new(int row, int rows) const {
@@ -49,6 +54,13 @@ DEVICE void add_products(float (&c)[4], const float* q, const float (&k)[8]) {
 }
 
 DEVICE float join_chains(const float (&c)[4]) { return (c[0] + c[1]) + (c[2] + c[3]); }
+
+// sum / weights: of exponentials, of which the largest is 1, so that `weights` is an ordinary number: from 1 to their
+// number, or NaN. A quotient that is zero keeps its sign only when it is divided.
+DEVICE float mean(float sum, float weights) {
+    const float size = fabsf(sum);
+    return size > 0x1p-80f && size < 0x1p+100f ? quotient(sum, weights) : sum / weights;
+}
 
 // Scores of one head and part, lane i those of the tokens i + 32 m; there are `count`.
 typedef float PartScores[PART / 32];

@@ -225,6 +225,9 @@ typedef Packed<Int4> Packed4;
 typedef KEYS Keys;
 typedef VALUES Values;
 
+// n / r, without a division: blocks of r tokens divide a page, so r is a power of two.
+DEVICE int whole_blocks(int n, int r) { return n >> (31 - __clz(r)); }
+
 // The tokens that a row attends to, ascending: the blocks of its list and the tail after the last complete block, or
 // all tokens up to its own when no more than `picked` blocks are complete (r = 0: a dense layer).
 struct Kept {
@@ -234,13 +237,13 @@ struct Kept {
 
     // Where the t-th of them lies in the sequence.
     DEVICE int position(const int* list, int r, int t) const {
-        return t < listed ? list[t / r] * r + t % r : tail + (t - listed);
+        return t < listed ? list[whole_blocks(t, r)] * r + (t & (r - 1)) : tail + (t - listed);
     }
 };
 
 // Complete blocks of a row that compete; 0 when it keeps all tokens.
 DEVICE int competing(int position, int r, int picked) {
-    const int complete = r ? (position + 1) / r : 0;
+    const int complete = r ? whole_blocks(position + 1, r) : 0;
     return complete > picked ? complete : 0;
 }
 

@@ -20,11 +20,13 @@
 
 constexpr int D = HEAD_SIZE;
 constexpr int DIMS = D / 32;    // of a lane
-constexpr int AHEAD = 2;        // pairs of tokens that a warp has under way
+constexpr int AHEAD = 4;        // tokens that a warp has under way
 constexpr int CHUNK = 32;       // tokens whose exponentials are in shared memory
 constexpr int AHEAD_OF_OTHERS = 2;  // chunks that a row may be further than the slowest of its block has ended
 constexpr int MOST_ROWS = 12;   // of a block, which then has a multiprocessor for itself: 168 registers a lane
 constexpr int HEADS_PITCH = (HEADS + 3) / 4 * 4;
+constexpr int PARTS_TOGETHER = HEADS % 6 == 0 ? 6 : HEADS;  // heads whose scores of a part are read at once
+constexpr int ENDED_TOGETHER = HEADS % 2 == 0 ? 2 : 1;      // heads whose sums are read at once at the end
 
 typedef typename Values::template Raw<DIMS> Raw;
 constexpr int WIDE = Raw::UNIT < 4 ? Raw::UNIT : 4;  // neighbouring dims of a lane that go to memory together
@@ -32,27 +34,31 @@ typedef typename Word<4 * WIDE>::T Dims;
 
 // What a row has in shared memory; qsa.py knows how much it is.
 struct RowMemory {
-    float e[2][HEADS][CHUNK];  // exponentials
-    u32 places[PART + 2 * AHEAD];  // where a token's values lie, in 16 bytes
+    float next[HEADS][CHUNK];       // exponentials of the next chunk, as they lie in memory
+    float e[CHUNK][HEADS_PITCH];    // those of this one: all heads of a token side by side
+    u32 places[PART + AHEAD];       // where a token's values lie, in 16 bytes
     float tops[HEADS_PITCH], shares[HEADS_PITCH], sums[HEADS_PITCH];
 };
 
-// The sums over a part of e * v: pairs of tokens, each dim in the order of the tokens. AHEAD pairs are under way.
+// The sums over a part of e * v, each dim in the order of the tokens. AHEAD tokens are under way: one is asked for as soon
+// as the one whose registers it gets has been added, and is wanted AHEAD - 1 tokens later.
 struct Weighted {
     static constexpr bool AS_IT_IS = sizeof(Raw) == 4 * DIMS;  // float32 stays where it was fetched to
     float o[HEADS][DIMS];
-    Raw ring[AHEAD][2];
+    Raw ring[AHEAD];
 
-    DEVICE void add_pair(const float (&a)[DIMS], const float (&b)[DIMS], const float (*e)[CHUNK], int t) {
+    DEVICE void add_one(const float (&v)[DIMS], const float* e) {
+        float w[HEADS_PITCH];
 #pragma unroll
-        for (int h = 0; h < HEADS; h++) {
-            const float2 w = *reinterpret_cast<const float2*>(&e[h][t]);
+        for (int h = 0; h < HEADS_PITCH; h += 4)
+            *reinterpret_cast<float4*>(w + h) = *reinterpret_cast<const float4*>(e + h);
 #pragma unroll
-            for (int i = 0; i < DIMS; i++) o[h][i] = fmaf(w.y, b[i], fmaf(w.x, a[i], o[h][i]));
-        }
+        for (int h = 0; h < HEADS; h++)
+#pragma unroll
+            for (int i = 0; i < DIMS; i++) o[h][i] = fmaf(w[h], v[i], o[h][i]);
     }
 
-    // `cached`: the values of the head, or what of them is the lane's (PLAIN); `places`: those of two tokens.
+    // `cached`: the values of the head, or what of them is the lane's (PLAIN).
     static constexpr bool PLAIN = !Values::PACKED;
     DEVICE static const u8* own(const u8* cached) {
         u64 at = reinterpret_cast<u64>(cached) + (PLAIN ? (threadIdx.x & 31) * sizeof(Raw().word[0]) : 0);
@@ -64,44 +70,40 @@ struct Weighted {
     DEVICE static void fetch_one(Raw& to, u32 place, const u8* cached) {
         to.fetch(cached + place * 16ull, D, PLAIN ? 0 : threadIdx.x & 31);
     }
-    DEVICE static void fetch(Raw (&to)[2], const u32* places, const u8* cached) {
-        const uint2 two = *reinterpret_cast<const uint2*>(places);
-        fetch_one(to[0], two.x, cached);
-        fetch_one(to[1], two.y, cached);
-        __syncwarp();  // now, not together with those of the next pair
-    }
     DEVICE void begin(const u32* places, const u8* cached) {
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) fetch_one(ring[j], places[j], cached);
+    }
+    DEVICE void clear() {
 #pragma unroll
         for (int h = 0; h < HEADS; h++)
 #pragma unroll
             for (int i = 0; i < DIMS; i++) o[h][i] = 0.0f;
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++) fetch(ring[j], places + 2 * j, cached);
     }
     // n tokens at `places`, weighted with e; fewer than CHUNK are the last of a part.
-    DEVICE void add(const float (*e)[CHUNK], const u32* places, int n, const u8* cached) {
+    DEVICE void add(const float (*e)[HEADS_PITCH], const u32* places, int n, const u8* cached) {
         int t = 0;
 #pragma unroll 1
-        for (; t + 2 * AHEAD <= n; t += 2 * AHEAD)
+        for (; t + AHEAD <= n; t += AHEAD) {
+            const uint4 four = *reinterpret_cast<const uint4*>(places + t + AHEAD);
+            const u32 next[AHEAD] = {four.x, four.y, four.z, four.w};
 #pragma unroll
             for (int j = 0; j < AHEAD; j++) {
-                float a[DIMS], b[DIMS];
-                ring[j][0].unpack(a);
-                ring[j][1].unpack(b);
-                if (!AS_IT_IS) fetch(ring[j], places + t + 2 * (j + AHEAD), cached);
-                add_pair(a, b, e, t + 2 * j);
-                if (AS_IT_IS) fetch(ring[j], places + t + 2 * (j + AHEAD), cached);
+                float v[DIMS];
+                ring[j].unpack(v);
+                if (!AS_IT_IS) fetch_one(ring[j], next[j], cached);
+                add_one(v, e[t + j]);
+                if (AS_IT_IS) fetch_one(ring[j], next[j], cached);
+                __syncwarp();  // now, not together with the next one
             }
+        }
 #pragma unroll 1
         for (; t < n; t++) {
             float v[DIMS];
             Raw raw;
             fetch_one(raw, places[t], cached);
             raw.unpack(v);
-#pragma unroll
-            for (int h = 0; h < HEADS; h++)
-#pragma unroll
-                for (int i = 0; i < DIMS; i++) o[h][i] = fmaf(e[h][t], v[i], o[h][i]);
+            add_one(v, e[t]);
         }
     }
 };
@@ -115,23 +117,35 @@ struct Row {
     int stride, parts;  // peaks of a head
 
     DEVICE void find_tops(RowMemory& m, int own) const {
-#pragma unroll 1
+        float tops[HEADS];
+#pragma unroll
+        for (int h = 0; h < HEADS; h++) tops[h] = -INFINITE;
+        for (int p = threadIdx.x & 31; p < own; p += 32)
+#pragma unroll
+            for (int h = 0; h < HEADS; h++) tops[h] = fmaxf(tops[h], peaks[h * parts + p]);
+#pragma unroll
         for (int h = 0; h < HEADS; h++) {
-            float top = -INFINITE;
-            for (int p = threadIdx.x & 31; p < own; p += 32) top = fmaxf(top, peaks[h * parts + p]);
-            top = warp_max(top);
+            const float top = warp_max(tops[h]);
             if ((threadIdx.x & 31) == 0) m.tops[h] = top;
         }
         __syncwarp();
     }
 
-    // Scores of a part to exponentials, where they are; the part's share and sum of each head.
+    // Scores of a part to exponentials, where they are; the part's share and sum of each head. All rows of a block do this
+    // at about the same time, so nobody computes while one waits: what several heads need is read before any is used.
     DEVICE void weigh(RowMemory& m, int first, int count) const {
-#pragma unroll 4
-        for (int h = 0; h < HEADS; h++) {
-            float* e = s + static_cast<long long>(h) * stride + first;
-            const float2 peak_and_sum = count == PART ? exponentials(e, PART, e) : exponentials(e, count, e);
-            if ((threadIdx.x & 31) == 0) m.shares[h] = exp_f32(peak_and_sum.x - m.tops[h]), m.sums[h] = peak_and_sum.y;
+#pragma unroll 1
+        for (int begin = 0; begin < HEADS; begin += PARTS_TOGETHER) {
+            float* e = s + static_cast<long long>(begin) * stride + first;
+            PartScores v[PARTS_TOGETHER];
+#pragma unroll
+            for (int h = 0; h < PARTS_TOGETHER; h++) load_scores(v[h], e + static_cast<long long>(h) * stride, count);
+#pragma unroll
+            for (int h = 0; h < PARTS_TOGETHER; h++) {
+                const float2 peak_and_sum = exponentials(v[h], count, e + static_cast<long long>(h) * stride);
+                if ((threadIdx.x & 31) == 0)
+                    m.shares[begin + h] = exp_f32(peak_and_sum.x - m.tops[begin + h]), m.sums[begin + h] = peak_and_sum.y;
+            }
         }
         __threadfence();  // they are read again by asynchronous copies
         __syncwarp();
@@ -144,15 +158,29 @@ struct Row {
             fetch_line(s + static_cast<long long>(line / LINES) * stride + min(first + line % LINES * 32, stride - 1));
     }
 
-    DEVICE void fetch(float (*to)[CHUNK], int first) const {
+    DEVICE void fetch(RowMemory& m, int first) const {
         constexpr int PIECES = CHUNK / 4;
 #pragma unroll
         for (int i = 0; i < (HEADS * PIECES + 31) / 32; i++) {
             const int piece = (threadIdx.x & 31) + 32 * i, h = piece / PIECES, x = piece % PIECES * 4;
             if (HEADS * PIECES % 32 == 0 || h < HEADS)
-                copy16(&to[h][x], s + static_cast<long long>(h) * stride + first + x);
+                copy16(&m.next[h][x], s + static_cast<long long>(h) * stride + first + x);
         }
         copies_commit();
+    }
+
+    // The chunk that has come is the one that is used. Its copies are read by all lanes before the next ones begin.
+    DEVICE static void turn(RowMemory& m) {
+        copies_wait<0>();
+        __syncwarp();  // this chunk is there, and the one before is read
+        const int t = threadIdx.x & 31;
+        float of_token[HEADS_PITCH] = {};
+#pragma unroll
+        for (int h = 0; h < HEADS; h++) of_token[h] = m.next[h][t];
+#pragma unroll
+        for (int h = 0; h < HEADS_PITCH; h += 4)
+            *reinterpret_cast<float4*>(&m.e[t][h]) = *reinterpret_cast<const float4*>(of_token + h);
+        __syncwarp();
     }
 
     // out = fma(share, sum, out) of a part.
@@ -170,12 +198,33 @@ struct Row {
             }
     }
 
-    // After all parts, with what the exponentials of all sum to.
+    // After all parts, with what the exponentials of all sum to. A lane ends the sums that it has joined.
     DEVICE void finish(const RowMemory& m) const {
+        const int lane = threadIdx.x & 31;
         __syncwarp();
-#pragma unroll 2
-        for (int x = threadIdx.x & 31; x < HEADS * D; x += 32)
-            out[x] = (out[x] / m.sums[x / D]) * sigmoid_f32(gate[x / D * D + x]);
+#pragma unroll 1
+        for (int begin = 0; begin < HEADS; begin += ENDED_TOGETHER) {
+            float o[ENDED_TOGETHER][DIMS], gates[ENDED_TOGETHER][DIMS];
+#pragma unroll
+            for (int h = 0; h < ENDED_TOGETHER; h++)
+#pragma unroll
+                for (int i = 0; i < DIMS; i += WIDE) {
+                    const int x = (begin + h) * D + Raw::dim(lane, i);
+                    *reinterpret_cast<Dims*>(o[h] + i) = *reinterpret_cast<const Dims*>(out + x);
+                    *reinterpret_cast<Dims*>(gates[h] + i) = *reinterpret_cast<const Dims*>(gate + (begin + h) * D + x);
+                }
+#pragma unroll
+            for (int h = 0; h < ENDED_TOGETHER; h++)
+#pragma unroll
+                for (int i = 0; i < DIMS; i += WIDE) {
+                    float ended[WIDE];
+#pragma unroll
+                    for (int j = 0; j < WIDE; j++)
+                        ended[j] = mean(o[h][i + j], m.sums[begin + h]) * sigmoid_f32(gates[h][i + j]);
+                    *reinterpret_cast<Dims*>(out + (begin + h) * D + Raw::dim(lane, i)) =
+                        *reinterpret_cast<const Dims*>(ended);
+                }
+        }
     }
 };
 
@@ -215,7 +264,7 @@ KERNEL void __launch_bounds__(32 * MOST_ROWS)
     if (row >= rows) return;
     RowMemory& m = reinterpret_cast<RowMemory*>(memory)[threadIdx.x >> 5];
     const Kept kept = g.kept(row);
-    const int parts = (kept.count + PART - 1) / PART, kv = blockIdx.x / (g.heads / g.kv_heads / HEADS);
+    const int parts = (kept.count + PART - 1) / PART, kv = g.kv_of<HEADS>(blockIdx.x);
     const long long head = static_cast<long long>(row) * g.heads + blockIdx.x * HEADS;
     const Row own = {s + head * stride,
                      q_gate + (2 * head + 1) * D,
@@ -231,19 +280,20 @@ KERNEL void __launch_bounds__(32 * MOST_ROWS)
 #pragma unroll 1
     for (int p = 0; p < parts; p++) {
         const int first = p * PART, count = min(PART, kept.count - first);
-        for (int t = lane; t < PART + 2 * AHEAD; t += 32) m.places[t] = found[first + min(t, count - 1)] * pitch;
-        own.weigh(m, first, count);
-        own.fetch(m.e[0], first);
-        if (p + 1 < parts) own.expect_scores(first + PART);
+        for (int t = lane; t < PART + AHEAD; t += 32) m.places[t] = found[first + min(t, count - 1)] * pitch;
+        __syncwarp();
         Weighted weighted;
-        weighted.begin(m.places, own.cached);
+        weighted.begin(m.places, own.cached);  // they come while scores become exponentials
+        own.weigh(m, first, count);
+        own.fetch(m, first);
+        if (p + 1 < parts) own.expect_scores(first + PART);
+        weighted.clear();
 #pragma unroll 1
-        for (int t = 0, u = 0; t < count; t += CHUNK, u ^= 1) {
+        for (int t = 0; t < count; t += CHUNK) {
             pace.next();
-            copies_wait<0>();
-            __syncwarp();  // this chunk is there, and the one before is read
-            if (t + CHUNK < count) own.fetch(m.e[u ^ 1], first + t + CHUNK);
-            weighted.add(m.e[u], m.places + t, min(CHUNK, count - t), own.cached);
+            own.turn(m);
+            if (t + CHUNK < count) own.fetch(m, first + t + CHUNK);
+            weighted.add(m.e, m.places + t, min(CHUNK, count - t), own.cached);
         }
         if (lane < HEADS) l = fmaf(m.shares[lane], m.sums[lane], l);
         own.join(m, weighted, p == 0);
