@@ -70,6 +70,8 @@ ROWS_OF_A_BLOCK: Final = 12
 find each other's values in the first cache."""
 _CHUNK: Final = 32
 """Tokens whose exponentials a row of qsa_prompt_values has in shared memory, twice."""
+_KEYS_SLICE: Final = 16
+"""Dims of keys that a stage of qsa_prompt_keys has."""
 _KEPT_AT_ONCE: Final = 32
 _MOST_KEY_BLOCKS: Final = 1024
 _INT: Final = 4
@@ -515,6 +517,17 @@ def _values_bytes(heads: int) -> int:
     return _FLOAT * ((heads + pitch) * _CHUNK + ATTENTION_PART + 4 + 3 * pitch)
 
 
+def _keys_bytes(form: KvFormat, heads: int, d: int, stages: int) -> int:
+    """Shared memory of a block of qsa_prompt_keys: slices of keys, of codes as float32, and the queries."""
+    element = _FLOAT if form.packed else form.dtype.itemsize
+    return stages * ATTENTION_PART * _KEYS_SLICE * element + heads * d * _FLOAT
+
+
+def key_stages(card: cards.Card) -> int:
+    """Slices of keys that a block of qsa_prompt_keys has at once: one more where three blocks find room for it."""
+    return 3 if card.roomy else 2
+
+
 def _heads_together(g: _Shape) -> int:
     """Query heads of a block of qsa_prompt_keys and qsa_prompt_values."""
     return next(heads for heads in HEADS_OF_A_THREAD if g.group % heads == 0)
@@ -536,10 +549,12 @@ def _attend_many(
     chunks = g.heads // heads
     together = min(ROWS_OF_A_BLOCK, -(-n * chunks // cards.card().multiprocessors))
     constants = {"HEADS": heads, "HEAD_SIZE": g.d}
+    stages = key_stages(cards.card())
     peaks, found = workspace.array((n, g.heads, g.parts)), workspace.array((n, stride), I32)
     launch(
         "qsa_prompt_keys.cu", "qsa_prompt_keys", (g.parts, chunks, n), (_THREADS,),
-        *row, q, pages.k, s, stride, peaks, found, KEYS=FORMATS[g.keys.name], **constants,
+        *row, q, pages.k, s, stride, peaks, found, shared=_keys_bytes(g.keys, heads, g.d, stages),
+        KEYS=FORMATS[g.keys.name], STAGES=stages, **constants,
     )  # fmt: skip
     launch(
         "qsa_prompt_values.cu", "qsa_prompt_values", (chunks, -(-n // together)), (_WARP * together,),

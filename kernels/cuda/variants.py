@@ -13,7 +13,15 @@ from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.gdn import BULK_ARCH, HEAD_SIZES, WINDOW_ROWS
 from strata.kernels.cuda.hyper import ROWS_OF_A_TEAM, teams_of_a_block
 from strata.kernels.cuda.product_variants import CARDS
-from strata.kernels.cuda.qsa import FORMATS, HEADS_OF_A_THREAD, HEADS_OF_WARP, KEY_WARPS, TILE_BLOCKS, TILE_KEYS
+from strata.kernels.cuda.qsa import (
+    FORMATS,
+    HEADS_OF_A_THREAD,
+    HEADS_OF_WARP,
+    KEY_WARPS,
+    TILE_BLOCKS,
+    TILE_KEYS,
+    key_stages,
+)
 from strata.kernels.formats import BY_NAME
 from strata.kernels.kv import KV
 from strata.kernels.ops import LANES
@@ -99,5 +107,5 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
                 yield "qsa_window.cu", formats | far
         for d, heads in ((256, 12), (64, 2), *_GROUPS * (keys.name == "fp32")):
             group: Constants = {"HEAD_SIZE": d, "HEADS": heads}
-            yield "qsa_prompt_keys.cu", {"KEYS": formats["KEYS"]} | group
+            yield "qsa_prompt_keys.cu", {"KEYS": formats["KEYS"], "STAGES": key_stages(CARDS[arch])} | group
             yield "qsa_prompt_values.cu", {"VALUES": formats["VALUES"]} | group

@@ -45,6 +45,16 @@ struct Args {
 #define ROW \
     Args { tables, slots, positions, list, pages_of_a_slot, kv_heads, heads, d, r, picked }
 
+// 16 bytes from global memory to an address of shared memory, as copy16.
+DEVICE void copy16_to(u32 to, const void* from) {
+#if ARCH >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+#else
+    const float4 v = *static_cast<const float4*>(from);
+    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+#endif
+}
+
 DEVICE void add_products(float (&c)[4], const float* q, const float (&k)[8]) {
     const float4 a = reinterpret_cast<const float4*>(q)[0], b = reinterpret_cast<const float4*>(q)[1];
     c[0] = fmaf(b.x, k[4], fmaf(a.x, k[0], c[0]));

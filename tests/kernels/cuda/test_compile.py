@@ -40,7 +40,7 @@ SPILLS = {
     "qsa_values": "sm_120 only: a few words at the 80 registers that its shared memory leaves, once a part",
     "qsa_keys": "a few words at the registers that its block leaves, outside the loop over tokens",
     "gdn_inputs": "heads of 32 on sm_90 only: two words of 32 registers, once a run of rows",
-    "qsa_prompt_keys": "a few words of 168 registers on old cards and for codes: addresses, used once a slice",
+    "qsa_prompt_keys": "sm_120 only: a few words of 168 registers for codes, which are fetched slices ahead",
     "qsa_prompt_values": "96 sums and four tokens of values under way at 168 registers: a few words outside the loop",
     "route_window": "sm_75 only: two words of 128 registers, 512 threads share the rows",
 }

@@ -244,6 +244,17 @@ def test_rows_of_one_block_do_not_wait_for_or_see_each_other(target, same_bits, 
         same_bits(case.attend(*rows, queries), many)
 
 
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize(("kv", "shape", "pages", "start"), [("fp32", WIDE, 3, 130), ("k8v4", LONG, 6, 340)])
+def test_slices_of_keys_under_way_change_no_bit(target, same_bits, monkeypatch, stages, kv, shape, pages, start):
+    monkeypatch.setattr(qsa, "key_stages", lambda card: stages)
+    case = Sequences(target, shape, pages, kv=kv)
+    rows = case.rows((1, start), (0, 20))
+    case.store(*rows)
+    queries = case.queries(len(rows[0]))
+    same_bits(case.attend(*(a[-2:] for a in rows), tuple(q[-2:] for q in queries)), case.attend(*rows, queries)[-2:])
+
+
 @pytest.mark.parametrize("kv", ["fp16", in_soak("int8"), in_soak("q4_0"), "k8v4"])
 @pytest.mark.parametrize(
     ("shape", "pages", "start"), [(LONG, 6, 340), (ODD, 4, 190), (WIDE, 3, 130)], ids=["long", "odd", "wide"]

@@ -282,6 +282,17 @@ static inline void ptx_mma_sync_aligned_m16n8k16_row_col_s32_s8_s8_s32(int& d0, 
     emulated::multiply<1>(to, a, b, from);
     d0 = to[0], d1 = to[1], d2 = to[2], d3 = to[3];
 }
+static inline void ptx_ldmatrix_sync_aligned_m8n8_x4_shared_b16(unsigned& r0, unsigned& r1, unsigned& r2, unsigned& r3,
+                                                                unsigned row, SITE) {
+    const uint64_t* rows = emulated::exchange(row, site);
+    const int at = emulated::lane();
+    unsigned* to[4] = {&r0, &r1, &r2, &r3};
+    for (int i = 0; i < 4; i++) {
+        const unsigned address = unsigned(rows[8 * i + at / 4]);
+        if (address % 16) emulated::fail("a row of a matrix is not at a multiple of 16");
+        memcpy(to[i], emulated::shared_pointer(address) + at % 4 * 4, 4);
+    }
+}
 // A barrier in shared memory: arrivals of a phase, those still to come, phases that have ended.
 struct Mbarrier { unsigned short all, left; unsigned ended; };
 static inline Mbarrier* mbarrier_at(unsigned address) {
