@@ -25,12 +25,46 @@ constexpr int CHUNK = 32;       // tokens whose exponentials are in shared memor
 constexpr int AHEAD_OF_OTHERS = 2;  // chunks that a row may be further than the slowest of its block has ended
 constexpr int MOST_ROWS = 12;   // of a block, which then has a multiprocessor for itself: 168 registers a lane
 constexpr int HEADS_PITCH = (HEADS + 3) / 4 * 4;
-constexpr int PARTS_TOGETHER = HEADS % 6 == 0 ? 6 : HEADS;  // heads whose scores of a part are read at once
+constexpr int PARTS_TOGETHER = HEADS % 6 == 0 ? 6 : HEADS;  // heads of whom a part's scores, or sums, are read at once
 constexpr int ENDED_TOGETHER = HEADS % 2 == 0 ? 2 : 1;      // heads whose sums are read at once at the end
 
 typedef typename Values::template Raw<DIMS> Raw;
 constexpr int WIDE = Raw::UNIT < 4 ? Raw::UNIT : 4;  // neighbouring dims of a lane that go to memory together
 typedef typename Word<4 * WIDE>::T Dims;
+
+// What only one row reads, and once, past the first cache: there it would take the place of values that others want.
+DEVICE float read_once(const float* p) {
+#if ARCH >= 900
+    float v;
+    asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+    return v;
+#else
+    return *p;
+#endif
+}
+
+DEVICE uint2 read_once(const uint2* p) {
+#if ARCH >= 900
+    uint2 v;
+    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+    return v;
+#else
+    return *p;
+#endif
+}
+
+DEVICE uint4 read_once(const uint4* p) {
+#if ARCH >= 900
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+#else
+    return *p;
+#endif
+}
 
 // What a row has in shared memory; qsa.py knows how much it is.
 struct RowMemory {
@@ -131,6 +165,19 @@ struct Row {
         __syncwarp();
     }
 
+    // `load_scores` of scores that nobody else reads. Rows of scores are whole runs of 32, so lanes agree on what they read.
+    DEVICE static void read_scores(PartScores& v, const float* s, int count) {
+        const int lane = threadIdx.x & 31;
+        u64 at = reinterpret_cast<u64>(s + lane);
+        asm volatile("" : "+l"(at));  // one place for all reads
+#pragma unroll
+        for (int m = 0; m < PART / 32; m++)
+            v[m] = 32 * m < count ? read_once(reinterpret_cast<const float*>(at) + 32 * m) : -INFINITE;
+#pragma unroll
+        for (int m = 0; m < PART / 32; m++)
+            if (lane + 32 * m >= count) v[m] = -INFINITE;
+    }
+
     // Scores of a part to exponentials, where they are; the part's share and sum of each head. All rows of a block do this
     // at about the same time, so nobody computes while one waits: what several heads need is read before any is used.
     DEVICE void weigh(RowMemory& m, int first, int count) const {
@@ -139,7 +186,7 @@ struct Row {
             float* e = s + static_cast<long long>(begin) * stride + first;
             PartScores v[PARTS_TOGETHER];
 #pragma unroll
-            for (int h = 0; h < PARTS_TOGETHER; h++) load_scores(v[h], e + static_cast<long long>(h) * stride, count);
+            for (int h = 0; h < PARTS_TOGETHER; h++) read_scores(v[h], e + static_cast<long long>(h) * stride, count);
 #pragma unroll
             for (int h = 0; h < PARTS_TOGETHER; h++) {
                 const float2 peak_and_sum = exponentials(v[h], count, e + static_cast<long long>(h) * stride);
@@ -185,17 +232,28 @@ struct Row {
 
     // out = fma(share, sum, out) of a part.
     DEVICE void join(const RowMemory& m, const Weighted& w, bool is_first) const {
+        const int lane = threadIdx.x & 31;
 #pragma unroll
-        for (int h = 0; h < HEADS; h++)
+        for (int begin = 0; begin < HEADS; begin += PARTS_TOGETHER) {
+            float totals[PARTS_TOGETHER][DIMS] = {};
+            if (!is_first)
 #pragma unroll
-            for (int i = 0; i < DIMS; i += WIDE) {
-                Dims* to = reinterpret_cast<Dims*>(out + h * D + Raw::dim(threadIdx.x & 31, i));
-                float total[WIDE] = {};
-                if (!is_first) *reinterpret_cast<Dims*>(total) = *to;
+                for (int h = 0; h < PARTS_TOGETHER; h++)
 #pragma unroll
-                for (int j = 0; j < WIDE; j++) total[j] = fmaf(m.shares[h], w.o[h][i + j], total[j]);
-                *to = *reinterpret_cast<const Dims*>(total);
-            }
+                    for (int i = 0; i < DIMS; i += WIDE)
+                        *reinterpret_cast<Dims*>(totals[h] + i) =
+                            read_once(reinterpret_cast<const Dims*>(out + (begin + h) * D + Raw::dim(lane, i)));
+#pragma unroll
+            for (int h = 0; h < PARTS_TOGETHER; h++)
+#pragma unroll
+                for (int i = 0; i < DIMS; i += WIDE) {
+#pragma unroll
+                    for (int j = i; j < i + WIDE; j++)
+                        totals[h][j] = fmaf(m.shares[begin + h], w.o[begin + h][j], totals[h][j]);
+                    *reinterpret_cast<Dims*>(out + (begin + h) * D + Raw::dim(lane, i)) =
+                        *reinterpret_cast<const Dims*>(totals[h] + i);
+                }
+        }
     }
 
     // After all parts, with what the exponentials of all sum to. A lane ends the sums that it has joined.
