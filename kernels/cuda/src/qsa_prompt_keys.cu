@@ -288,6 +288,28 @@ DEVICE void find_dots(Dots& dots, Slice<Stage<Keys>::Value>* slices, const Token
     dots.join();
 }
 
+// Scores of a part's `count` tokens, and the largest of each head.
+DEVICE void write_scores(const Dots& dots, int count, float scale, float* s, int stride, float* peaks) {
+    __shared__ float tops[WARPS][HEADS];
+    const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+    const int t0 = warp * OF_WARP + lane / 4 + 8 * (lane & 3), t1 = t0 + 32;
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+        const float a = dots.c[0][h] * scale, b = dots.c[4][h] * scale;
+        float* to = s + h * static_cast<long long>(stride);
+        if (t0 < count) to[t0] = a;
+        if (t1 < count) to[t1] = b;
+        const float top = warp_max(fmaxf(t0 < count ? a : -INFINITE, t1 < count ? b : -INFINITE));
+        if (lane == 0) tops[warp][h] = top;
+    }
+    __syncthreads();
+    if (tid >= HEADS) return;
+    float top = tops[0][tid];
+#pragma unroll
+    for (int w = 1; w < WARPS; w++) top = fmaxf(top, tops[w][tid]);
+    peaks[tid * gridDim.x] = top;
+}
+
 KERNEL void __launch_bounds__(THREADS, 3)
     qsa_prompt_keys(ROW_ARGUMENTS, const float* q, const u8* cached, float* s, int stride, float* peaks, int* found) {
     inputs_ready();
@@ -296,7 +318,6 @@ KERNEL void __launch_bounds__(THREADS, 3)
     typedef BlockMemory<Stage<Keys>::Value> Memory;
     Memory& m = *reinterpret_cast<Memory*>(memory);
     __shared__ u32 few[FEW_TOKENS];
-    __shared__ float tops[WARPS][HEADS];
     const int row = blockIdx.z, tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
     const Kept kept = g.kept(row);
     const int first = blockIdx.x * PART, count = min(PART, kept.count - first);
@@ -332,20 +353,5 @@ KERNEL void __launch_bounds__(THREADS, 3)
     }
     Dots dots;
     find_dots(dots, m.slices[warp], tokens, warp * OF_WARP < count, cached, m.q);
-    const int t0 = warp * OF_WARP + lane / 4 + 8 * (lane & 3), t1 = t0 + 32;
-#pragma unroll
-    for (int h = 0; h < HEADS; h++) {
-        const float a = dots.c[0][h] * scale, b = dots.c[4][h] * scale;
-        float* to = s + h * static_cast<long long>(stride);
-        if (t0 < count) to[t0] = a;
-        if (t1 < count) to[t1] = b;
-        const float top = warp_max(fmaxf(t0 < count ? a : -INFINITE, t1 < count ? b : -INFINITE));
-        if (lane == 0) tops[warp][h] = top;
-    }
-    __syncthreads();
-    if (tid >= HEADS) return;
-    float top = tops[0][tid];
-#pragma unroll
-    for (int w = 1; w < WARPS; w++) top = fmaxf(top, tops[w][tid]);
-    peaks[tid * gridDim.x] = top;
+    write_scores(dots, count, scale, s, stride, peaks);
 }
