@@ -28,12 +28,15 @@ MAX_WIDTH: Final = 64 * LANES
 """Elements of a stream: a thread holds one in LANES of them in registers."""
 MAX_WIDTH_OF_ROWS: Final = 32 * LANES
 """The same of `hyper_rows.cu`, which has several rows in registers."""
-ROWS_OF_A_TEAM: Final = 2
-"""Rows that read a line of inject together, in `hyper_rows.cu`: 367 us for 8,192 rows with blocks of one team. A warp a
-row, with four elements a lane: 475 (H200, 2026-11-29)."""
+_ROWS_OF_A_BLOCK: Final = 2
+"""Rows that read a line of inject together where a block of `hyper_rows.cu` is one team: 367 us for 8,192 rows. A warp
+a row, with four elements a lane: 475 (H200, 2026-11-29)."""
 _TEAMS_OF_A_BLOCK: Final = 4
-"""Teams of `hyper_rows.cu` that share w and inject in shared memory: 311 us for 8,192 rows and 90 for 2,048. Blocks of
-one team: 380 and 108; of five: 329 and 101; of eight with a row each: 319 and 86 (H200, 2026-11-30)."""
+"""Teams of `hyper_rows.cu` that share w and inject in shared memory. When each had two rows and asked for a stream only
+where it used it, four took 311 us for 8,192 rows and 90 for 2,048; blocks of one team 380 and 108, of five 329 and 101
+(H200, 2026-11-30)."""
+_LINES_OF_SQUARES: Final = 2
+"""Of LANES floats, beside those of the logits: what a team leaves in shared memory."""
 _FEWEST_ROWS: Final = 8
 """Rows of a multiprocessor from which it is worth to copy w and inject to its shared memory."""
 _GATE_THREADS: Final = 256
@@ -140,8 +143,14 @@ def teams_of_a_block(card: cards.Card, n: int, streams: int, width: int, injects
     if not injects or n < _FEWEST_ROWS * card.multiprocessors:
         return 0, 0
     shared = _FLOAT * streams * (1 + streams) * width
-    buffers = _FLOAT * _TEAMS_OF_A_BLOCK * ROWS_OF_A_TEAM * streams * LANES
+    buffers = _FLOAT * _TEAMS_OF_A_BLOCK * (_LINES_OF_SQUARES + streams) * LANES
     return (_TEAMS_OF_A_BLOCK, shared) if shared + buffers <= card.shared_block else (0, 0)
+
+
+def rows_of_a_team(teams: int) -> int:
+    """ROWS of `hyper_rows.cu`; `teams` of a block, 0: one. A team that has the weights near needs its registers for the
+    stream that it asks for early."""
+    return 1 if teams else _ROWS_OF_A_BLOCK
 
 
 def _mix_rows(
@@ -161,11 +170,12 @@ def _mix_rows(
     factors = workspace.array((n, streams))
     inject = None if hc.inject is None or beta is None else hc.inject.data
     teams, shared = teams_of_a_block(cards.card(), n, streams, width, inject is not None)
-    blocks = cards.card().multiprocessors if teams else -(-n // ROWS_OF_A_TEAM)
+    rows = rows_of_a_team(teams)
+    blocks = cards.card().multiprocessors if teams else -(-n // rows)
     launch(
         "hyper_rows.cu", "hyper_rows", (blocks,), (LANES * max(teams, 1),),
         x, *(added or (None, None)), hc.norm, inject, factors, made.q, made.d, made.sums, beta, n, eps, scale,
-        shared=shared, STREAMS=streams, PER_THREAD=width // LANES, ROWS=ROWS_OF_A_TEAM, INJECTS=int(inject is not None),
+        shared=shared, STREAMS=streams, PER_THREAD=width // LANES, ROWS=rows, INJECTS=int(inject is not None),
         INPUT_ORDER=plans.order(kind), SUMS=kind.sums, TEAMS=teams,
     )  # fmt: skip
     parts = hyper_window.parts(hc.down, streams)

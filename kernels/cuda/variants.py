@@ -11,7 +11,7 @@ from typing import Final
 from strata.kernels.cuda.chains import router_plan
 from strata.kernels.cuda.compile import Constants
 from strata.kernels.cuda.gdn import BULK_ARCH, HEAD_SIZES, WINDOW_ROWS
-from strata.kernels.cuda.hyper import ROWS_OF_A_TEAM, teams_of_a_block
+from strata.kernels.cuda.hyper import rows_of_a_team, teams_of_a_block
 from strata.kernels.cuda.product_variants import CARDS
 from strata.kernels.cuda.qsa import (
     FORMATS,
@@ -52,12 +52,13 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
         yield "hyper.cu", {"PER_THREAD": 20, "STREAMS": 4, "INPUT_ORDER": order, "SUMS": sums}
     yield "hyper.cu", {"STREAMS": 4, "FACTORS": 1}
     for order, sums in (("NATIVE", 16), ("EIGHT", 0)):
-        rows: Constants = {"STREAMS": 4, "ROWS": ROWS_OF_A_TEAM, "INPUT_ORDER": order, "SUMS": sums}
+        rows: Constants = {"STREAMS": 4, "INPUT_ORDER": order, "SUMS": sums}
         for injects in (0, 1):
-            yield "hyper_rows.cu", rows | {"PER_THREAD": 20, "INJECTS": injects, "TEAMS": 0}
+            yield "hyper_rows.cu", rows | {"PER_THREAD": 20, "INJECTS": injects, "TEAMS": 0, "ROWS": rows_of_a_team(0)}
         for width in (256, 2560):
             teams, _ = teams_of_a_block(CARDS[arch], 8192, 4, width, injects=True)
-            yield "hyper_rows.cu", rows | {"PER_THREAD": width // LANES, "INJECTS": 1, "TEAMS": teams}
+            of_team: Constants = {"TEAMS": teams, "ROWS": rows_of_a_team(teams)}
+            yield "hyper_rows.cu", rows | {"PER_THREAD": width // LANES, "INJECTS": 1} | of_team
     for kind, spans in (("Q8_0", 10), ("Q8_0", 2), ("Q5_1", 10), ("IQ4_NL", 24)):
         up: Constants = {"TYPE": kind, "SPANS": spans, "STREAMS": 4}
         for fresh, eights, at_once in ((1, 1, 1), (0, 1, 5), (0, 2, 5)):

@@ -16,7 +16,7 @@ import pytest
 
 from strata.kernels.cuda.card import OWN_SHARED
 from strata.kernels.cuda.compile import SOURCES, Constants
-from strata.kernels.cuda.hyper import ROWS_OF_A_TEAM, teams_of_a_block
+from strata.kernels.cuda.hyper import rows_of_a_team, teams_of_a_block
 from strata.kernels.cuda.kernel import overlaps
 from strata.kernels.cuda.nvrtc import usage
 from strata.kernels.cuda.plans import DENSE, GATE_UP
@@ -144,8 +144,9 @@ def test_tiles_of_scores_fit_a_multiprocessor_as_often_as_they_are_compiled_for(
 def test_no_card_is_asked_for_more_shared_memory_by_a_mix_than_a_block_may_have(arch: int):
     for width in (256, 2560):
         teams, shared = teams_of_a_block(CARDS[arch], 8192, 4, width, injects=True)
-        constants: Constants = {"STREAMS": 4, "PER_THREAD": width // LANES, "ROWS": ROWS_OF_A_TEAM, "TEAMS": teams}
-        (row,) = usage(arch, "hyper_rows.cu", constants | {"INJECTS": 1, "INPUT_ORDER": "NATIVE", "SUMS": 16})
+        constants: Constants = {"STREAMS": 4, "PER_THREAD": width // LANES, "INPUT_ORDER": "NATIVE", "SUMS": 16}
+        constants |= {"INJECTS": 1, "TEAMS": teams, "ROWS": rows_of_a_team(teams)}
+        (row,) = usage(arch, "hyper_rows.cu", constants)
         assert row["shared_bytes"] <= STATIC and row["shared_bytes"] + shared <= CARDS[arch].shared_block
 
 
