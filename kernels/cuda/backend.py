@@ -282,10 +282,19 @@ class CudaKernels:
             return mixture(ws, gate, up, down, x, picked, weights, None, (shared, shared_logits.reshape(-1)), out=out)
         out = mixture(ws, gate, up, down, x, picked, weights, out=out)
         with ws.scratch():
-            hidden, other = products.linear(ws, [w.shared_gate, w.shared_up], x)
-            gate_times_up(hidden, other)
-            products.linear(ws, [w.shared_down], hidden, join=shared_logits.reshape(-1), out=[out])
+            self._shared_expert(w, x, shared_logits.reshape(-1), out)
         return out
+
+    def _shared_expert(self, w: Moe, x: DeviceArray, join: DeviceArray, out: DeviceArray) -> None:
+        """Its output joined to `out`, by products of its own."""
+        ws = self.workspace
+        hidden, other = products.linear(ws, [w.shared_gate, w.shared_up], x)
+        if len(x) > WINDOW_ROWS and not w.shared_down.type.is_float:
+            made = products.quantize(ws, hidden, w.shared_down.type, np.float32(1), other)
+            products.linear_quantized(ws, w.shared_down, made, join, out)
+            return
+        gate_times_up(hidden, other)
+        products.linear(ws, [w.shared_down], hidden, join=join, out=[out])
 
     def ple_rows(self, w: Ple, tokens: DeviceArray, segments: DeviceArray, history: DeviceArray) -> DeviceArray:
         """`ops.Kernels.ple_rows`."""

@@ -54,15 +54,24 @@ _NO_SCALE: Final = np.float32(0)
 _ALIGNMENT: Final = 16
 
 
-def quantize(workspace: Workspace, x: DeviceArray, kind: TensorType, silu: np.float32 | None = None) -> Quantized:
+def quantize(
+    workspace: Workspace,
+    x: DeviceArray,
+    kind: TensorType,
+    silu: np.float32 | None = None,
+    times: DeviceArray | None = None,
+) -> Quantized:
     """`quantize` of ops.py for a weight of this type. x (n, cols), or (parts, n, cols): the sum of the parts, in their
-    order. `silu`: not of x but of silu(x * this)."""
+    order. `silu`: not of x but of silu(x * this); `times` (n, cols): of what that is times these."""
     (n, cols), parts = x.shape[-2:], len(x) if x.ndim == 3 else 1
     made = room_for_quantized(workspace, n, cols, kind)
     octets = n * cols // _OCTET
     more = ({} if silu is None else {"SILU": 1}) | ({} if parts == 1 else {"PARTS": parts})
+    if times is not None:
+        check(times=(times, f"{n} {cols}", np.float32))
+        more |= {"TIMES": 1}
     kernel = load_kernel("quantize.cu", "quantize", INPUT_ORDER=plans.order(kind), SUMS=kind.sums, **more)
-    arguments = (x, made.q, made.d, made.sums, np.int64(octets), _NO_SCALE if silu is None else silu)
+    arguments = (x, times, made.q, made.d, made.sums, np.int64(octets), _NO_SCALE if silu is None else silu)
     kernel((-(-octets // 256),), (256,), arguments, shared_mem=0)
     return made
 
@@ -300,13 +309,20 @@ def _prepared(
     )  # fmt: skip
 
 
-def linear_quantized(workspace: Workspace, w: Weight, made: Quantized) -> DeviceArray:
-    """A prompt's product with inputs that are quantised for its type: (n, rows)."""
+def linear_quantized(
+    workspace: Workspace, w: Weight, made: Quantized, join: DeviceArray | None = None, out: DeviceArray | None = None
+) -> DeviceArray:
+    """A prompt's product with inputs that are quantised for its type: (n, rows); `join` and `out` as in `linear`."""
     n = len(made.q)
     if n <= WINDOW_ROWS:
         raise ValueError(f"inputs are quantised apart for prompts of more than {WINDOW_ROWS} rows, got {n}")
-    out = workspace.array((n, w.rows))
-    _prompt([w], [out], made.q, QuantizedInputs(workspace, made.q, (w.type, made)), None)
+    require(join is None or out is not None, "join needs out")
+    if out is None:
+        out = workspace.array((n, w.rows))
+    else:
+        _check_results([w], [out], n, join)
+        check_address(w.type, address(w.data))
+    _prompt([w], [out], made.q, QuantizedInputs(workspace, made.q, (w.type, made)), join)
     return out
 
 
