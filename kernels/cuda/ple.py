@@ -26,7 +26,10 @@ _HASH_THREADS: Final = 256
 _HASH_BLOCKS: Final = 512
 """Blocks of a segment at most; each takes hashes in turn."""
 _CHANNELS: Final = 128
-"""Channels of a block of the convolution."""
+"""Channels of a block of the convolution of few rows, and threads of every block."""
+_WIDTH_OF_LOAD: Final = 4
+_RUN: Final = 16
+"""RUN of ple.cu: rows of a block of the convolution of many."""
 FEW_ROWS: Final = 64
 """Rows up to which one block a segment hashes, and one block for 128 channels goes through a segment."""
 
@@ -54,9 +57,10 @@ def ple_rows(
     launch(
         _SOURCE, "ple_rows", (blocks, size["s"]), (_HASH_THREADS,),
         tokens, segments, history, w.multipliers, w.sizes, w.offsets, rows, I32(before), I32(heads), I32(w.eos),
+        **_constants(w),
     )  # fmt: skip
     if blocks > 1:
-        launch(_SOURCE, "ple_history", (size["s"],), (32,), tokens, segments, history, I32(before))
+        launch(_SOURCE, "ple_history", (size["s"],), (32,), tokens, segments, history, I32(before), **_constants(w))
     return rows
 
 
@@ -89,6 +93,7 @@ def ple(
     gap = len(w.multipliers)
     require(size["kept"] == (kernel - 1) * gap, f"conv must keep {(kernel - 1) * gap} inputs, got {conv.shape}")
     require(w.key.shape[0] == streams * width, f"key must have {streams * width} rows, got {w.key.shape}")
+    require(width % _WIDTH_OF_LOAD == 0, f"H must be a multiple of {_WIDTH_OF_LOAD}, got {width}")
     require(w.value.shape[0] == width, f"value must have {width} rows, got {w.value.shape}")
     if inputs is not None:
         check(inputs=(inputs, f"{n} {streams * width}", F32))
@@ -103,10 +108,11 @@ def ple(
         arguments = (f, w.conv, values, gamma, segments, conv, x, *sizes)
         blocks = -(-streams * width // _CHANNELS)
         if n <= FEW_ROWS:
-            launch(_SOURCE, "ple_window", (blocks, size["s"]), (_CHANNELS,), *arguments)
+            launch(_SOURCE, "ple_window", (blocks, size["s"]), (_CHANNELS,), *arguments, **_constants(w))
         else:
-            launch(_SOURCE, "ple_convolve", (blocks, n), (_CHANNELS,), *arguments)
-            launch(_SOURCE, "ple_keep", (blocks, size["s"]), (_CHANNELS,), *arguments)
+            grid = -(-streams * width // (_CHANNELS * _WIDTH_OF_LOAD)), -(-n // _RUN)
+            launch(_SOURCE, "ple_convolve", grid, (_CHANNELS,), *arguments, I32(n), **_constants(w))
+            launch(_SOURCE, "ple_keep", (blocks, size["s"]), (_CHANNELS,), *arguments, **_constants(w))
 
 
 def ple_again(
@@ -124,12 +130,17 @@ def ple_again(
         history=(history, f"slots {gap - 1}", I32),
         conv=(conv, f"slots {(kernel - 1) * gap} width", F32),
     )
-    launch(_SOURCE, "ple_history", (size["s"],), (32,), tokens, segments, history, I32(gap - 1))
+    launch(_SOURCE, "ple_history", (size["s"],), (32,), tokens, segments, history, I32(gap - 1), **_constants(w))
     sizes = (I32(1), I32(size["width"]), I32(kernel), I32(gap))
     launch(
         _SOURCE, "ple_keep", (-(-size["width"] // _CHANNELS), size["s"]), (_CHANNELS,),
-        inputs, w.conv, None, None, segments, conv, None, *sizes,
+        inputs, w.conv, None, None, segments, conv, None, *sizes, **_constants(w),
     )  # fmt: skip
+
+
+def _constants(w: Ple) -> dict[str, int]:
+    """Macros of ple.cu."""
+    return {"WIDTH": w.norm_conv.shape[1], "TAPS": w.conv.shape[1]}
 
 
 def _gate(
@@ -154,4 +165,5 @@ def _gate(
     launch(
         _SOURCE, "ple_gate", (n * streams,), (LANES,),
         x, keys, values, w.norm_key, w.norm_query, w.norm_conv, f, gamma, I32(width), I32(streams), F32(eps),
+        **_constants(w),
     )  # fmt: skip

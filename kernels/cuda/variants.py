@@ -27,18 +27,8 @@ from strata.kernels.kv import KV
 from strata.kernels.ops import LANES
 
 _PLAIN: Final = (
-    "norm",
-    "embed",
-    "ple",
-    "sample",
-    "window",
-    "draft",
-    "round",
-    "qsa_score",
-    "qsa_select",
-    "fingerprint",
-    "trace_clocks",
-)
+    "norm", "embed", "sample", "window", "draft", "round", "qsa_score", "qsa_select", "fingerprint", "trace_clocks",
+)  # fmt: skip
 _GROUPS: Final = tuple((256, heads) for heads in HEADS_OF_A_THREAD[1:]) + ((128, 12), (192, 1))
 
 
@@ -46,6 +36,8 @@ def operations(arch: int = 90) -> Iterator[tuple[str, Constants]]:
     """Every source once for each set of constants that cards of sm_<arch> use."""
     for name in _PLAIN:
         yield f"{name}.cu", {}
+    for width in (256, 2560):
+        yield "ple.cu", {"WIDTH": width, "TAPS": 4}
     for per in (2, 20):
         yield "hyper.cu", {"PER_THREAD": per, "STREAMS": 4}
     for order, sums in (("NATIVE", 0), ("NATIVE", 16), ("EVEN_ODD", 0)):

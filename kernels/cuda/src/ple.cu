@@ -3,13 +3,24 @@
 // ple_rows       table rows of all heads of every token, 64-bit integers. A grid of one block a segment also advances the
 //                history; with more blocks ple_history does it afterwards.
 // ple_gate       a block of 128 threads a (row, stream): gamma, and f = rms(p), p = gamma * value
-// ple_convolve   x = x + (p + silu(sum_j w[:, j] * f[t - (kernel - 1 - j) * gap])), a block 128 channels of a row
+// ple_convolve   x = x + (p + silu(sum_j w[:, j] * f[t - (kernel - 1 - j) * gap])); a block takes 512 channels of RUN rows one
+//                after the other: what a row reads of the rows before it is in the first cache
 // ple_window     the same, a block 128 channels of a segment: row by row, then the kept inputs
 // ple_keep       the kept inputs alone, after ple_convolve, or again over the first rows of a window. As in ple_history, a
 //                segment without rows leaves everything as it is
+// Constants   WIDTH = H of ple_gate, TAPS = kernel of ple_convolve
 // Shapes   channels = C * H; x, keys, f (n, C, H); values (n, H); gamma (n, C); conv (slots, (kernel - 1) * gap, C*H)
 // Source   `ops.Kernels.ple_rows`, `ops.Kernels.ple`
 #include "rows.cuh"
+
+#ifndef WIDTH
+#define WIDTH 2560
+#endif
+#ifndef TAPS
+#define TAPS 4
+#endif
+
+enum { RUN = 16, PER_THREAD = (WIDTH + LANES - 1) / LANES };
 
 // ---------------------------------------------------------------------------------------------------------------- rows
 
@@ -61,44 +72,48 @@ KERNEL void __launch_bounds__(32) ple_history(const int* tokens, const int* segm
 
 // ---------------------------------------------------------------------------------------------------------------- gate
 
+// Whether a thread has an i-th element.
+DEVICE bool has(int i) { return (i + 1) * LANES <= WIDTH || threadIdx.x + i * LANES < WIDTH; }
+
+// A thread holds its elements of x, keys and values: each is read once.
 KERNEL void __launch_bounds__(LANES)
     ple_gate(const float* x, const float* keys, const float* values, const float* norm_key, const float* norm_query,
              const float* norm_conv, float* f, float* gamma, int width, int streams, float eps) {
     inputs_ready();
     __shared__ float even[LANES], odd[LANES];
     const long long unit = blockIdx.x;
-    const int norm = static_cast<int>(unit % streams) * width;
-    x += unit * width;
-    keys += unit * width;
-    f += unit * width;
-    values += unit / streams * width;
-    norm_key += norm;
-    norm_query += norm;
-    norm_conv += norm;
+    const int norm = static_cast<int>(unit % streams) * width + threadIdx.x;
+    x += unit * width + threadIdx.x;
+    keys += unit * width + threadIdx.x;
+    f += unit * width + threadIdx.x;
+    values += unit / streams * width + threadIdx.x;
+    float query[PER_THREAD], key[PER_THREAD], value[PER_THREAD];
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++)
+        if (has(i)) query[i] = x[i * LANES], key[i] = keys[i * LANES], value[i] = values[i * LANES];
     float query_chain = 0.0f, key_chain = 0.0f;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < width; i += LANES) {
-        query_chain = fmaf(x[i], x[i], query_chain);
-        key_chain = fmaf(keys[i], keys[i], key_chain);
-    }
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++)
+        if (has(i)) query_chain = fmaf(query[i], query[i], query_chain), key_chain = fmaf(key[i], key[i], key_chain);
     const float of_query = rms_factor(fold_block(query_chain, even), width, eps);
     const float of_key = rms_factor(fold_block(key_chain, odd), width, eps);
     float chain = 0.0f;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < width; i += LANES)
-        chain = fmaf((keys[i] * of_key) * norm_key[i], (x[i] * of_query) * norm_query[i], chain);
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++)
+        if (has(i))
+            chain = fmaf((key[i] * of_key) * norm_key[norm + i * LANES], (query[i] * of_query) * norm_query[norm + i * LANES],
+                         chain);
     const float s = fold_block(chain, even) * (1.0f / sqrtf(static_cast<float>(width)));
     const float sign = s > 0.0f ? 1.0f : s < 0.0f ? -1.0f : s, size = fabsf(s);
     const float gate = sigmoid_f32(sign * sqrtf(size > 1e-6f ? size : 1e-6f));
     chain = 0.0f;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < width; i += LANES) {
-        const float p = gate * values[i];
-        chain = fmaf(p, p, chain);
-    }
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++)
+        if (has(i)) value[i] = gate * value[i], chain = fmaf(value[i], value[i], chain);
     const float r = rms_factor(fold_block(chain, odd), width, eps);
-#pragma unroll 4
-    for (int i = threadIdx.x; i < width; i += LANES) f[i] = ((gate * values[i]) * r) * norm_conv[i];
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++)
+        if (has(i)) f[i * LANES] = (value[i] * r) * norm_conv[norm + i * LANES];
     if (threadIdx.x == 0) gamma[unit] = gate;
 }
 
@@ -151,12 +166,55 @@ DEVICE Channel channel_of(const Segment& s, int at, const float* f, const float*
         float *x, int streams, int width, int kernel, int gap
 #define CHANNEL channel_of(s, at, f, w, values, gamma, conv, x, streams, width, kernel, gap)
 
-KERNEL void __launch_bounds__(128) ple_convolve(CONVOLUTION) {
+DEVICE float4& quad(float* p) { return *reinterpret_cast<float4*>(p); }
+DEVICE float4 quad(const float* p) { return *reinterpret_cast<const float4*>(p); }
+
+// p + silu(d) of one channel, d summed over the rows that `in` was read from.
+DEVICE float joined(float p, const float (&w)[TAPS], const float (&in)[TAPS]) {
+    float d = w[0] * in[0];
+#pragma unroll
+    for (int j = 1; j < TAPS; j++) d = fmaf(w[j], in[j], d);
+    return p + silu_f32(d);
+}
+
+// A thread has four channels of one stream. kernel = TAPS; n rows, H a multiple of 4.
+KERNEL void __launch_bounds__(128) ple_convolve(CONVOLUTION, int n) {
     inputs_ready();
-    const int at = blockIdx.x * 128 + threadIdx.x, row = blockIdx.y;
-    if (at >= streams * width) return;
-    const Segment s = segment_of(segments, row);
-    CHANNEL.add(s, row);
+    const int at = 4 * (blockIdx.x * 128 + threadIdx.x), channels = streams * width;
+    if (at >= channels) return;
+    const int stream = at / width, place = at - stream * width, before = (TAPS - 1) * gap;
+    float by[4][TAPS];
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+#pragma unroll
+        for (int j = 0; j < TAPS; j++) by[e][j] = w[(at + e) * TAPS + j];
+    int row = blockIdx.y * RUN;
+    const int end = min(row + RUN, n);
+    Segment s = segment_of(segments, row);
+#pragma unroll 1
+    for (; row < end; row++) {
+        if (row >= s.end) s = segment_of(segments, row);
+        const float* kept = conv + (static_cast<long long>(s.slot) * before + before - s.begin) * channels;
+        float4 in[TAPS];
+#pragma unroll
+        for (int j = 0; j < TAPS; j++) {
+            const int source = row - (TAPS - 1 - j) * gap;
+            in[j] = quad((source >= s.begin ? f : kept) + static_cast<long long>(source) * channels + at);
+        }
+        const float g = gamma[row * streams + stream];
+        const float4 v = quad(values + static_cast<long long>(row) * width + place);
+        float4& to = quad(x + static_cast<long long>(row) * channels + at);
+        float4 sum = to;
+        float each[4][TAPS];
+#pragma unroll
+        for (int j = 0; j < TAPS; j++)
+            each[0][j] = in[j].x, each[1][j] = in[j].y, each[2][j] = in[j].z, each[3][j] = in[j].w;
+        sum.x = sum.x + joined(g * v.x, by[0], each[0]);
+        sum.y = sum.y + joined(g * v.y, by[1], each[1]);
+        sum.z = sum.z + joined(g * v.z, by[2], each[2]);
+        sum.w = sum.w + joined(g * v.w, by[3], each[3]);
+        to = sum;
+    }
 }
 
 KERNEL void __launch_bounds__(128) ple_window(CONVOLUTION) {
