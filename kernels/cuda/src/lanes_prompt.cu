@@ -16,6 +16,9 @@
 // Limit    the registers hold 256 sums of 128 chains, so each weight is read from the L2 once for 16 rows: 1/4 byte a
 //          multiply-add
 //
+// RESIDENT: a chain's inputs of the two steps of a stage lie beside each other and are read at once, 32 reads for 256 fma
+// and not 48. They are stored once for all row tiles, word by word; weights, of which each is read once, are not worth it.
+//
 // Constants: TYPE (F32, F16, BF16), VEC (4 when cols % 4 == 0, else 1), MODE (DENSE; GATE_UP: 8 rows of gate and 8 of up
 // a tile; PAIRS), RESIDENT, STEPS of 128 columns a stage, STAGES, WHOLE (a row is a whole number of stages, and begins at a
 // multiple of 16 bytes).
@@ -39,6 +42,8 @@ enum {
     X_STEP = SIDE * STEP * 4,
     SLOT = STEPS * (W_STEP + (RESIDENT ? 0 : X_STEP)),
 };
+
+static_assert(!RESIDENT || STEPS == 2, "a stage that stays has pairs of words");
 
 // A barrier of one half of the block's warps.
 DEVICE void half_meets(int half) {
@@ -134,11 +139,38 @@ struct Loader {
     }
 };
 
+// Inputs of a stage that stays: 16 rows of 128 chains, of each the words of both steps. 16 threads a row, each every
+// 16th word.
+struct PairLoader {
+    enum { PITCH = 2 * STEP * 4 };
+    const u8* from;  // the thread's first word of the next stage
+    int left;        // columns from there to the row's end
+    u32 to;          // where its first word of a stage lies
+
+    DEVICE PairLoader(const u8* row, int cols) {
+        const int own = threadIdx.x & 15;
+        from = row + 4 * own, left = cols - own;
+        to = (threadIdx.x >> 4) * PITCH + place(own / 4) + own % 4 * 8;
+        HOLD(to);
+    }
+
+    // Where the pairs of a quad lie: those of a warp's quads 4 i + w, which are 128 bytes apart, in different banks.
+    DEVICE static u32 place(int quad) { return (quad ^ (quad >> 2 & 3)) * 32; }
+
+    DEVICE void load(u8* stage) {
+#pragma unroll
+        for (int e = 0; e < 2 * STEP / 16; e++)
+            if (WHOLE || 16 * e < left)
+                copy4(stage + (to ^ e % 4 * 32) + e % (STEP / 16) * 128 + e / (STEP / 16) * 4, from + 64 * e);
+        from += PITCH, left -= 2 * STEP;
+    }
+};
+
 // What a thread is and what it has.
 struct Thread {
     enum { W_PITCH = STEP * TYPE::BYTES, X_PITCH = STEP * 4 };
     int i, w, half, element, chain;  // half: which eight rows; element: of the quad
-    u32 from_w[R], from_x;           // bytes from the begin of a step
+    u32 from_w[R], from_x;           // bytes from the begin of a step; from_x with RESIDENT: of a stage
     float p[R * C];
 
     DEVICE Thread() {
@@ -149,7 +181,7 @@ struct Thread {
             from_w[r] = (half * R + (r ^ i)) * W_PITCH + in_row<TYPE::BYTES>(chain);
             HOLD(from_w[r]);
         }
-        from_x = in_row<4>(chain);
+        from_x = RESIDENT ? PairLoader::place(chain / 4) + 8 * element : in_row<4>(chain);
         HOLD(from_x);
     }
 
@@ -172,6 +204,22 @@ struct Thread {
     DEVICE void read_inputs(float (&x)[C / 2], const u8* step) const {
 #pragma unroll
         for (int c = 0; c < C / 2; c++) x[c] = *(const float*)(step + from_x + (C / 2 * SECOND + c) * X_PITCH);
+    }
+
+    // The same of both steps of a stage that stays.
+    template <int SECOND>
+    DEVICE void read_pairs(float2 (&x)[C / 2], const u8* stage) const {
+#pragma unroll
+        for (int c = 0; c < C / 2; c++)
+            x[c] = *(const float2*)(stage + from_x + (C / 2 * SECOND + c) * PairLoader::PITCH);
+    }
+
+    template <int SECOND, int STEP_OF_TWO>
+    DEVICE void add_pairs(const float (&w)[R], const float2 (&x)[C / 2]) {
+        float own[C / 2];
+#pragma unroll
+        for (int c = 0; c < C / 2; c++) own[c] = STEP_OF_TWO ? x[c].y : x[c].x;
+        add<SECOND>(w, own);
     }
 
     template <int SECOND>
@@ -266,6 +314,7 @@ KERNEL __launch_bounds__(THREADS, 1) void lanes_prompt(PARAMETER Arguments a) {
     Loader<TYPE> w(a.cols);
     Loader<F32> x(a.cols);
     x.begin(own_input);
+    PairLoader pairs(own_input, a.cols);
     int load_tile = -1, load_stage = stages - 1, load_slot = STAGES - 1;
     auto next_stage = [&] {
         if (++load_slot == STAGES) load_slot = 0;
@@ -285,7 +334,7 @@ KERNEL __launch_bounds__(THREADS, 1) void lanes_prompt(PARAMETER Arguments a) {
             if (!RESIDENT)
                 x.load(slot + STEPS * W_STEP);
             else if (with_inputs)
-                x.load(inputs + load_stage * STEPS * X_STEP);
+                pairs.load(inputs + load_stage * STEPS * X_STEP);
         }
         copies_commit();
     };
@@ -302,45 +351,68 @@ KERNEL __launch_bounds__(THREADS, 1) void lanes_prompt(PARAMETER Arguments a) {
     // Half of a step's words are read while the other half is computed. When the last of a stage are in registers, the next
     // stage is waited for, and the stage's place in the ring is free.
     Thread t;
-    auto weights = [&](int slot, int step) { return memory + slot * SLOT + step * W_STEP; };
-    auto inputs_of = [&](int slot, int stage, int step) {
-        return (RESIDENT ? inputs + stage * STEPS * X_STEP : memory + slot * SLOT + STEPS * W_STEP) + step * X_STEP;
-    };
-    float ws[2][R], xs[2][C / 2];
-    t.read_weights(ws[0], weights(0, 0));
-    t.read_inputs<0>(xs[0], inputs_of(0, 0, 0));
     int slot = 0;
+    auto weights = [&](int step) { return memory + slot * SLOT + step * W_STEP; };
+    auto inputs_of = [&](int step) { return memory + slot * SLOT + STEPS * W_STEP + step * X_STEP; };
+    auto staying = [&](int stage) { return inputs + stage * STEPS * X_STEP; };
+    auto next_slot = [&](auto inputs_come) {
+        if (++slot == STAGES) slot = 0;
+        copies_wait<STAGES - 2>();
+        if (inputs_come.value)
+            __syncthreads();
+        else
+            half_meets(t.half);
+    };
+    auto load_next = [&](auto inputs_come) { load(inputs_come.value && inputs_left-- > 0); };
+    // A chain that has no element here is left alone: adding 0 * 0 would turn a -0 into 0.
+    auto adds = [&](int stage, int step) { return WHOLE || t.chain < a.cols - stage * WIDTH - step * STEP; };
+    float ws[2][R], xs[2][C / 2];
+    float2 two[2][C / 2];
+    t.read_weights(ws[0], weights(0));
+    if (RESIDENT)
+        t.read_pairs<0>(two[0], staying(0));
+    else
+        t.read_inputs<0>(xs[0], inputs_of(0));
+
+    auto stage_of_pairs = [&](int s, auto inputs_come) {
+        t.read_weights(ws[1], weights(1));
+        t.read_pairs<1>(two[1], staying(s));
+        if (adds(s, 0)) t.add_pairs<0, 0>(ws[0], two[0]);
+        if (adds(s, 1)) t.add_pairs<0, 1>(ws[1], two[0]);
+        if (adds(s, 0)) t.add_pairs<1, 0>(ws[0], two[1]);
+        next_slot(inputs_come);
+        t.read_weights(ws[0], weights(0));
+        t.read_pairs<0>(two[0], staying(s + 1 < stages ? s + 1 : 0));
+        next_stage();  // its branches keep the assembler from moving the reads down behind the last sums
+        load_next(inputs_come);
+        if (adds(s, 1)) t.add_pairs<1, 1>(ws[1], two[1]);
+    };
+    auto stage_of_steps = [&](int s) {
+        next_stage();
+#pragma unroll
+        for (int u = 0; u < STEPS; u++) {
+            t.read_inputs<1>(xs[1], inputs_of(u));
+            if (adds(s, u)) t.add<0>(ws[u % 2], xs[0]);
+            const int next = u + 1 < STEPS ? u + 1 : 0;
+            if (!next) next_slot(Yes()), load_next(Yes());
+            t.read_weights(ws[(u + 1) % 2], weights(next));
+            t.read_inputs<0>(xs[0], inputs_of(next));
+            if (adds(s, u)) t.add<1>(ws[u % 2], xs[1]);
+        }
+        if (STEPS % 2)
+#pragma unroll
+            for (int r = 0; r < R; r++) ws[0][r] = ws[1][r];
+    };
     auto sums = [&](auto inputs_come) {
         t.clear();
+        int s = 0;  // there is a stage: what is cleared is not cleared again for none
 #pragma unroll 1
-        for (int s = 0; s < stages; s++) {
-            next_stage();
-#pragma unroll
-            for (int u = 0; u < STEPS; u++) {
-                // A chain that has no element here is left alone: adding 0 * 0 would turn a -0 into 0.
-                const bool adds = WHOLE || t.chain < a.cols - s * WIDTH - u * STEP;
-                t.read_inputs<1>(xs[1], inputs_of(slot, s, u));
-                if (adds) t.add<0>(ws[u % 2], xs[0]);
-                if (u + 1 < STEPS) {
-                    t.read_weights(ws[(u + 1) % 2], weights(slot, u + 1));
-                    t.read_inputs<0>(xs[0], inputs_of(slot, s, u + 1));
-                } else {
-                    if (++slot == STAGES) slot = 0;
-                    copies_wait<STAGES - 2>();
-                    if (inputs_come.value)
-                        __syncthreads();
-                    else
-                        half_meets(t.half);
-                    load(inputs_come.value && inputs_left-- > 0);
-                    t.read_weights(ws[(u + 1) % 2], weights(slot, 0));
-                    t.read_inputs<0>(xs[0], inputs_of(slot, s + 1 < stages ? s + 1 : 0, 0));
-                }
-                if (adds) t.add<1>(ws[u % 2], xs[1]);
-            }
-            if (STEPS % 2)
-#pragma unroll
-                for (int r = 0; r < R; r++) ws[0][r] = ws[1][r];
-        }
+        do {
+            if (RESIDENT)
+                stage_of_pairs(s, inputs_come);
+            else
+                stage_of_steps(s);
+        } while (++s < stages);
     };
     for (int tile = 0; tile < tiles; tile++) {
         if (RESIDENT && WHOLE && tile > 0)
