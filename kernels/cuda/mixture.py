@@ -60,6 +60,8 @@ PAIRS_OF_A_BLOCK: Final = 4096
 """PAIRS of group_rows.cu."""
 MOST_PICKS: Final = 1024
 """MOST_PICKS of count_hits.cu."""
+_JOIN_THREADS: Final = 128
+"""Threads of a block of join_pairs.cu."""
 
 
 Prompts = few_plans.FewPlan | prompt_plans.PromptPlan
@@ -494,7 +496,6 @@ def join_pairs(outputs: DeviceArray, weights: DeviceArray, out: DeviceArray) -> 
     rows = out.shape[1]
     if rows % 4:
         raise ValueError(f"the experts' width must be a multiple of 4, got {rows}")
-    threads = out.size // 4
-    kernel = load_kernel("join_pairs.cu", "join_pairs")
-    arguments = (outputs, weights, out, weights.shape[1], rows, np.int64(threads))
-    kernel((-(-threads // 256),), (256,), arguments, shared_mem=0)
+    parts = -(-rows // (4 * _JOIN_THREADS))
+    kernel = load_kernel("join_pairs.cu", "join_pairs", USED=weights.shape[1])
+    kernel((len(out) * parts,), (_JOIN_THREADS,), (outputs, weights, out, rows, parts), shared_mem=0)

@@ -64,7 +64,8 @@ def products(
     yield "quantize.cu", {"INPUT_ORDER": "NATIVE", "SUMS": 0, "SILU": 1, "PARTS": 4}
     for sums in (0, 16):
         yield "quantize.cu", {"INPUT_ORDER": "NATIVE", "SUMS": sums, "SILU": 1, "TIMES": 1}
-    for name in ("group_rows", "join_pairs", "gate_times_up", "count_hits", "handover", "mapped_rows"):
+    yield "join_pairs.cu", {"USED": 10}
+    for name in ("group_rows", "gate_times_up", "count_hits", "handover", "mapped_rows"):
         yield f"{name}.cu", {}
     yield "fetch.cu", {"EACH": fetch.EACH}
 

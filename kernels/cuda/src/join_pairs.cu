@@ -1,22 +1,30 @@
 // The experts' outputs of a prompt joined in rank order: out = fma(weight, y, out) from 0.
+//
+// Constant USED, experts of a token: a thread asks for all of its numbers before it adds the first.
 #include "device.cuh"
 
-// y (n * used, rows), weights (n, used) -> out (n, rows). Four rows a thread; rows % 4 == 0.
-KERNEL __launch_bounds__(256) void join_pairs(const float* y, const float* weights, float* out, int used,
-                                                             int rows, long long total) {
+#ifndef USED
+#define USED 10
+#endif
+
+// y (n * USED, rows), weights (n, USED) -> out (n, rows). Four rows a thread, `parts` blocks a token; rows % 4 == 0.
+KERNEL __launch_bounds__(128) void join_pairs(const float* y, const float* weights, float* out, int rows, int parts) {
     inputs_ready();
-    const long long i = blockIdx.x * 256ll + threadIdx.x;
-    if (i >= total) return;
-    const long long token = i / (rows / 4);
-    const int at = (int)(i - token * (rows / 4)) * 4;
+    const int token = blockIdx.x / parts, at = 4 * ((blockIdx.x - token * parts) * 128 + threadIdx.x);
+    if (at >= rows) return;
+    y += (long long)token * USED * rows + at;
+    weights += (long long)token * USED;
+    float w[USED];
+    float4 v[USED];
+#pragma unroll
+    for (int k = 0; k < USED; k++) w[k] = weights[k], v[k] = *(const float4*)(y + (long long)k * rows);
     float4 acc = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (int k = 0; k < used; k++) {
-        const float w = weights[token * used + k];
-        const float4 v = *(const float4*)(y + (token * used + k) * rows + at);
-        acc.x = fmaf(w, v.x, acc.x);
-        acc.y = fmaf(w, v.y, acc.y);
-        acc.z = fmaf(w, v.z, acc.z);
-        acc.w = fmaf(w, v.w, acc.w);
+#pragma unroll
+    for (int k = 0; k < USED; k++) {
+        acc.x = fmaf(w[k], v[k].x, acc.x);
+        acc.y = fmaf(w[k], v[k].y, acc.y);
+        acc.z = fmaf(w[k], v[k].z, acc.z);
+        acc.w = fmaf(w[k], v[k].w, acc.w);
     }
-    *(float4*)(out + token * rows + at) = acc;
+    *(float4*)(out + (long long)token * rows + at) = acc;
 }
