@@ -12,9 +12,9 @@
 // sum * scale, rounded once; `lift` is -MAGIC * scale.
 DEVICE float scaled(int c, float scale, float lift) { return fmaf(__int_as_float(c), scale, lift); }
 
-// Rounded to the power of two by the last bits of MAGIC + n: no conversion, of which a card does few at a time.
-DEVICE float exp_f32(float x) {
-    float y = x > 88.3f ? 88.3f : x;
+// exp_f32 of -87.3 to 88.3. Rounded to the power of two by the last bits of MAGIC + n: no conversion, of which a card does
+// few at a time.
+DEVICE float exp_between(float y) {
     float shifted = y * 1.44269504f + MAGIC, n = shifted - MAGIC;
     float r = fmaf(-n, 0.693145751953125f, y);
     r = fmaf(-n, 1.42860677e-6f, r);
@@ -25,7 +25,11 @@ DEVICE float exp_f32(float x) {
     p = fmaf(p, r, 1.6666665459e-1f);
     p = fmaf(p, r, 5.0000001201e-1f);
     float power = __uint_as_float((__float_as_uint(shifted) << 23) + 0x3F800000u);
-    float e = (fmaf(p, r * r, r) + 1.0f) * power;
+    return (fmaf(p, r * r, r) + 1.0f) * power;
+}
+
+DEVICE float exp_f32(float x) {
+    float e = exp_between(x > 88.3f ? 88.3f : x);
     asm("" : "+f"(e));  // no branch around it: work of other elements lies in between
     return x < -87.3f ? 0.0f : e;
 }
@@ -43,6 +47,12 @@ DEVICE float quotient(float a, float b) {
 #define LARGEST 0x1.fffffep+127f
 #define MOST_DIVISOR 0x1.4f748cp+127f  // 1 + exp_f32(88.3), of all gates that are further out
 #define LEAST_SIGMOID 0x1.86ba9p-128f  // 1 / MOST_DIVISOR
+
+// 1 + exp_f32(-x), without a branch: what is added where x > 87.3 is too little to be seen beside 1.
+DEVICE float sigmoid_divisor(float x) {
+    const float y = x > 87.3f ? -87.3f : -x;
+    return 1.0f + exp_between(y > 88.3f ? 88.3f : y);
+}
 
 DEVICE float sigmoid_f32(float x) {
     const float d = 1.0f + exp_f32(-x);

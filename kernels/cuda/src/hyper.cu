@@ -105,26 +105,39 @@ KERNEL void __launch_bounds__(256)
         beta[i - n_a] = 2.0f * sigmoid_f32(inject[i - n_a] * scale);
 }
 
-DEVICE float4 gated(float4 gate, float4 v) {
-    return make_float4(sigmoid_f32(gate.x) * v.x, sigmoid_f32(gate.y) * v.y, sigmoid_f32(gate.z) * v.z,
-                       sigmoid_f32(gate.w) * v.w);
+// gates = sigmoid(gates). The divisions of a thread take the ordinary way together, or none does: a branch for each would put
+// them one behind the other.
+DEVICE void open_gates(float4 (&gates)[STREAMS]) {
+    float (&d)[4 * STREAMS] = reinterpret_cast<float (&)[4 * STREAMS]>(gates);
+    bool usual = true;
+#pragma unroll
+    for (int i = 0; i < 4 * STREAMS; i++) d[i] = sigmoid_divisor(d[i]), usual = usual && d[i] <= 0x1p+126f;
+    if (usual) {
+#pragma unroll
+        for (int i = 0; i < 4 * STREAMS; i++) d[i] = quotient(1.0f, d[i]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4 * STREAMS; i++) d[i] = 1.0f / d[i];
+    }
 }
 
+DEVICE float4 gated(float4 gate, float4 v) { return make_float4(gate.x * v.x, gate.y * v.y, gate.z * v.z, gate.w * v.w); }
+
 DEVICE float4 add_gated(float4 gate, float4 v, float4 sum) {
-    return make_float4(fmaf(sigmoid_f32(gate.x), v.x, sum.x), fmaf(sigmoid_f32(gate.y), v.y, sum.y),
-                       fmaf(sigmoid_f32(gate.z), v.z, sum.z), fmaf(sigmoid_f32(gate.w), v.w, sum.w));
+    return make_float4(fmaf(gate.x, v.x, sum.x), fmaf(gate.y, v.y, sum.y), fmaf(gate.z, v.z, sum.z),
+                       fmaf(gate.w, v.w, sum.w));
 }
 
 DEVICE float4 normed_by(float4 v, float r, float4 w) {
     return make_float4((v.x * r) * w.x, (v.y * r) * w.y, (v.z * r) * w.z, (v.w * r) * w.w);
 }
 
-// A thread makes four values of one row. `quarter` = H / 4. All loads come before the first logistic.
+// A thread makes four values of one row. `quarter` = H / 4. All loads come before the first logistic: before a meeting of the
+// warp, or those that are used last would move down behind the logistics.
 KERNEL void __launch_bounds__(128) hyper_mean(const float4* gates, const float4* normed, float4* u, const float* factors,
                                               const float4* w, int quarter, float scale, PARAMETER Forms forms) {
     inputs_ready();
-    const int i = blockIdx.x * 128 + threadIdx.x;
-    if (i >= quarter) return;
+    const int own = blockIdx.x * 128 + threadIdx.x, i = min(own, quarter - 1);
     const long long row = blockIdx.y;
     gates += row * STREAMS * quarter + i;
     normed += row * STREAMS * quarter + i;
@@ -132,9 +145,18 @@ KERNEL void __launch_bounds__(128) hyper_mean(const float4* gates, const float4*
 #pragma unroll
     for (int c = 0; c < STREAMS; c++) gate[c] = gates[c * quarter], v[c] = normed[c * quarter];
 #if FACTORS
+    float r[STREAMS];
+    float4 by[STREAMS];
 #pragma unroll
-    for (int c = 0; c < STREAMS; c++) v[c] = normed_by(v[c], factors[row * STREAMS + c], w[c * quarter + i]);
+    for (int c = 0; c < STREAMS; c++) r[c] = factors[row * STREAMS + c], by[c] = w[c * quarter + i];
 #endif
+    __syncwarp();
+    if (own >= quarter) return;
+#if FACTORS
+#pragma unroll
+    for (int c = 0; c < STREAMS; c++) v[c] = normed_by(v[c], r[c], by[c]);
+#endif
+    open_gates(gate);
     float4 sum = gated(gate[0], v[0]);
 #pragma unroll
     for (int c = 1; c < STREAMS; c++) sum = add_gated(gate[c], v[c], sum);

@@ -7,6 +7,7 @@ import pytest
 
 from strata.kernels.cpu.math import sigmoid_f32, silu_f32
 from strata.kernels.cuda import compile
+from strata.kernels.cuda.forms import NOTHING
 from strata.kernels.cuda.launch import F32, I64, launch
 from strata.kernels.cuda.machine_code import machine_code
 from strata.kernels.cuda.product import quantize
@@ -38,6 +39,18 @@ def test_sigmoid_has_the_bits_of_the_host(target, same_bits, values):
         None, I64(0), target.put(values), beta, I64(values.size), F32(1), PER_THREAD=2, STREAMS=4,
     )  # fmt: skip
     same_bits(target.host(beta), np.array([np.float32(2) * sigmoid_f32(x) for x in values], np.float32))
+
+
+def test_gates_of_a_mean_have_the_bits_of_the_host(target, same_bits, values):
+    """Of four in a thread some are ordinary and some are not, or none, or all; and all that is not a number."""
+    gates = np.concatenate([values, [np.nan] * (-values.size % 4)]).astype(np.float32)
+    u, ones = target.put(np.empty_like(gates)), target.put(np.ones_like(gates))
+    launch(
+        "hyper.cu", "hyper_mean", (-(-gates.size // 512), 1), (128,),
+        target.put(gates), ones, u, None, None, gates.size // 4, F32(1), NOTHING, STREAMS=1,
+    )  # fmt: skip
+    same_bits(target.host(u)[: values.size], np.array([sigmoid_f32(x) for x in values], np.float32))
+    assert np.isnan(target.host(u)[values.size :]).all()
 
 
 def test_scales_of_a_block_have_the_bits_of_the_host(target, same_bits):
