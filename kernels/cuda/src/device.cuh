@@ -55,14 +55,14 @@ DEVICE float sigmoid_divisor(float x) {
 }
 
 DEVICE float sigmoid_f32(float x) {
-    const float d = 1.0f + exp_f32(-x);
+    const float d = sigmoid_divisor(x);
     if (d <= 0x1p+126f) return quotient(1.0f, d);
     return d == MOST_DIVISOR ? LEAST_SIGMOID : 1.0f / d;
 }
 
 // Divided by powers of two less where that is much; x / 2 where x is next to nothing, x / 1 and what is infinite.
 DEVICE float silu_f32(float x) {
-    const float d = 1.0f + exp_f32(-x), by = d > 0x1p+64f ? 0x1p-64f : 1.0f;
+    const float d = sigmoid_divisor(x), by = d > 0x1p+64f ? 0x1p-64f : 1.0f;
     const float y = quotient(x, d * by) * by;
     return fabsf(x) < 0x1p-60f ? x * 0.5f : x > 88.0f || x < -LARGEST ? x : y;
 }
