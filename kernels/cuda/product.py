@@ -9,12 +9,14 @@ readable up to the next address that is a multiple of 16; a float weight must be
 
 Shapes   x (n, cols) float32, C-contiguous, at an address that is a multiple of 16 -> (n, rows) of each matrix
 Errors   ValueError naming the argument, the wanted and the given
-Cost     a window reads every weight byte once; a prompt unpacks a tile of weights once for up to 128 rows
+Cost     a window reads every weight byte once; a prompt unpacks a tile of weights once for up to 256 rows, a long one
+         once for all (scratch: 1.25 or 1.5 bytes a weight)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -38,6 +40,7 @@ from strata.kernels.cuda.compile import load_kernel
 from strata.kernels.cuda.forms import Quantized as Quantized
 from strata.kernels.cuda.lanes import launch_prompt, vector_width
 from strata.kernels.cuda.plans import CHUNK, DENSE, GATE_UP, UNTUNED, WINDOW_ROWS, Tuning
+from strata.kernels.cuda.prompt_plans import PromptPlan, ready_plan
 from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.formats import TensorType, Weight
 from strata.kernels.ops import ACT_BLOCK
@@ -133,7 +136,7 @@ def linear(
         for i, (group, results) in enumerate(_launches(weights, outs)):
             beside = early or (i > 0 and out is None)  # the launch before has other results
             if n > WINDOW_ROWS:
-                _prompt(group, results, x, inputs, join)
+                _prompt(workspace, group, results, x, inputs, join)
             else:
                 _window(workspace, group, results, x, join, beside, tuning)
     return outs
@@ -272,6 +275,7 @@ def layout(plan: plans.WindowPlan) -> dict[str, int]:
 
 
 def _prompt(
+    workspace: Workspace,
     weights: Sequence[Weight],
     outs: Sequence[DeviceArray],
     x: DeviceArray,
@@ -284,28 +288,83 @@ def _prompt(
     if kind.is_float:
         launch_prompt(kind, DENSE, n, matrices, x=x, join=join, n=n, divide=1, cols=cols)
         return
-    launch = _prepared(cards.card(), kind, tuple([rows for _, _, rows in matrices]), cols, n, few_plans.limits())
-    made = inputs.of(kind)
-    launch(matrices, (made.q, made.d, made.sums, join, *_NO_PAIRS))
+    _launch(workspace, kind, matrices, inputs.of(kind), join, cols, n)
 
 
 _NO_PAIRS: Final = (None,) * 7
 """first to next_sums of PROMPT."""
 
 
+def _launch(
+    workspace: Workspace,
+    kind: TensorType,
+    matrices: list[tuple[int, DeviceArray, int]],
+    made: Quantized,
+    join: DeviceArray | None,
+    cols: int,
+    n: int,
+    parts: int = 1,
+) -> None:
+    """A product with quantised inputs; of weights that are unpacked first, where that pays and there is room."""
+    rows = tuple([rows for _, _, rows in matrices])
+    way = _prepared(cards.card(), kind, rows, cols, n, few_plans.limits(), parts)
+    pointers = (made.q, made.d, made.sums, join, *_NO_PAIRS)
+    if way.ready is None or sum(way.sizes) > workspace.free:
+        way.plain(matrices, pointers)
+        return
+    with workspace.scratch():
+        unpacked = [workspace.array((size,), np.uint8) for size in way.sizes]
+        way.unpack([(data, to, each) for (data, _, each), to in zip(matrices, unpacked, strict=True)], _NOTHING)
+        way.ready(
+            [(address(data), out, each) for (_, out, each), data in zip(matrices, unpacked, strict=True)], pointers
+        )
+
+
+_NOTHING: Final = (None,) * 11
+"""All addresses of PROMPT."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """Launches of a product: with the weights of the file, or with weights that another launch unpacks to `sizes` bytes
+    each; `ready` is None where that does not pay."""
+
+    plain: Prepared
+    unpack: Prepared
+    ready: Prepared | None
+    sizes: tuple[int, ...]
+
+
 @lru_cache(maxsize=1024)
 def _prepared(
-    card: Card, kind: TensorType, rows: tuple[int, ...], cols: int, n: int, _limits: tuple[int, ...], parts: int = 1
-) -> Prepared:
-    """The launch for matrices of these rows; `_limits`: of few_plans.py. `parts`: the matrices are so many parts of the
-    columns of one, with those of the inputs."""
+    card: Card, kind: TensorType, rows: tuple[int, ...], cols: int, n: int, _limits: tuple[int, ...], parts: int
+) -> _Ways:
+    """The launches for matrices of these rows; `_limits`: of few_plans.py. `parts`: the matrices are so many parts of
+    the columns of one, with those of the inputs."""
     plan = few_plans.plan(card, kind, DENSE, rows, cols, n)
+    layout = {"cols": cols, "pitch": parts * cols, "apart": cols if parts > 1 else 0}
+    plain = _product(plan, kind, rows, n, **layout)
+    ready = ready_plan(card, kind, plan, rows, cols, n) if isinstance(plan, PromptPlan) else None
+    if ready is None:
+        return _Ways(plain, plain, None, ())
+    constants, shared = ready.unpacking(kind)
+    tiles, chunks, each = sum(-(-r // ready.cut.rows) for r in rows), -(-cols // CHUNK), ready.cut.rows
+    unpack = Prepared(
+        PROMPT, "prompt_unpack", constants, tiles * chunks, ready.threads, shared,
+        rows, each, n=chunks, divide=1, run=1, row_tiles=tiles, **layout,
+    )  # fmt: skip
+    sizes = tuple([ready.unpacked(kind, r, cols) for r in rows])
+    return _Ways(plain, unpack, _product(ready, kind, rows, n, **layout), sizes)
+
+
+def _product(
+    plan: few_plans.FewPlan | PromptPlan, kind: TensorType, rows: tuple[int, ...], n: int, **layout: int
+) -> Prepared:
     each = plan.rows_of_a_run(DENSE)
     runs = sum(-(-r // each) for r in rows)
     return Prepared(
         PROMPT, plan.source, plan.constants(kind, DENSE), runs * -(-n // plan.columns), plan.threads, plan.shared,
-        rows, each, n=n, divide=1, cols=cols, run=plan.run, row_tiles=runs,
-        pitch=parts * cols, apart=cols if parts > 1 else 0,
+        rows, each, n=n, divide=1, run=plan.run, row_tiles=runs, **layout,
     )  # fmt: skip
 
 
@@ -322,7 +381,7 @@ def linear_quantized(
     else:
         _check_results([w], [out], n, join)
         check_address(w.type, address(w.data))
-    _prompt([w], [out], made.q, QuantizedInputs(workspace, made.q, (w.type, made)), join)
+    _prompt(workspace, [w], [out], made.q, QuantizedInputs(workspace, made.q, (w.type, made)), join)
     return out
 
 
@@ -335,9 +394,8 @@ def linear_of_parts(workspace: Workspace, w: Weight, made: Quantized, parts: int
     check_address(w.type, address(w.data))
     out = workspace.array((parts, n, w.rows))
     begin, step = address(w.data), w.type.row_bytes(cols)
-    launch = _prepared(cards.card(), w.type, (w.rows,) * parts, cols, n, few_plans.limits(), parts)
     matrices = [(begin + p * step, out[p], w.rows) for p in range(parts)]
-    launch(matrices, (made.q, made.d, made.sums, None, *_NO_PAIRS))
+    _launch(workspace, w.type, matrices, made, None, cols, n, parts)
     return out
 
 

@@ -96,6 +96,10 @@ def _blocks(
             for n in PROMPTS:
                 tile = prompt_plans.prompt_plan(card, kind, mode, (512,), 256, n)
                 yield "product_prompt.cu", tile.constants(kind, mode)
+                ready = prompt_plans.ready_plan(card, kind, tile, (1 << 14,), 1 << 12, n) if mode == DENSE else None
+                if ready is not None:
+                    yield "product_prompt.cu", ready.constants(kind, mode)
+                    yield "prompt_unpack.cu", ready.unpacking(kind)[0]
                 if mode == GATE_UP:
                     yield "product_prompt.cu", tile.constants(kind, mode, kind)
     yield "dequantize.cu", {"TYPE": kind.name}

@@ -1,6 +1,7 @@
 """How a product with many rows is cut for a card: constants of product_prompt.cu, shared memory. Pure functions.
 
     prompt_plan(card, kind, mode, rows, cols, n)     the cheapest of CUTS for these matrices and rows
+    ready_plan(card, kind, plan, rows, cols, n)      the same for weights that prompt_unpack.cu has unpacked
 
 No plan changes a bit of the result: an output's sum has the order of the row, whoever computes it.
 Errors   ValueError when no cut fits the card's shared memory
@@ -38,6 +39,11 @@ ALONE: Final = 0.37
 PARTS: Final = MappingProxyType({16: 2, 32: 1})
 """Of the four spans of a step of DENSE, those in which a warp starts copies of activations, and those for raw bytes, by
 a format's group. H200, 2026-11-29, ms with 1 | 2: 16384 x 2560, 8,192 rows, Q6_K 4.35 | 3.96, IQ3_S 2.46 | 2.53."""
+READY_TILES: Final = 12
+"""Tiles of columns from which weights are unpacked once for all of them, and READY_WORK multiply-adds of the product.
+Unpacking in a block takes 280 instructions of a warp for 16 x 128 weights and each tile (sm_90, a disassembly); a
+kernel of its own writes 1.5 bytes a weight, and has a beginning and an end."""
+READY_WORK: Final = 8_000_000_000
 _RESERVED: Final = 1024
 """Bytes of a multiprocessor's shared memory that each block takes beside its own."""
 
@@ -86,7 +92,7 @@ CUTS: Final = (
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
     """A cut · chunks of raw bytes held at once · whether scales have lifts · copies of the table · bytes of shared
-    memory · tiles of a block, one below the other."""
+    memory · tiles of a block, one below the other · whether weights come unpacked."""
 
     cut: Cut
     chunks: int
@@ -94,6 +100,7 @@ class PromptPlan:
     copies: int
     shared: int
     run: int = 1
+    ready: bool = False
 
     source = "product_prompt"
     quantizes = True
@@ -123,9 +130,20 @@ class PromptPlan:
             "COPIES": self.copies,
             "SHARED": self.shared,
         }
+        if self.ready:
+            constants["READY"] = 1
         if made_for:
             constants |= {"NEXT_ORDER": order(made_for), "NEXT_SUMS": made_for.sums}
         return constants
+
+    def unpacking(self, kind: TensorType) -> tuple[dict[str, int | str], int]:
+        """Macros of prompt_unpack.cu for the weights of this plan, bytes of its shared memory."""
+        constants: dict[str, int | str] = {"TYPE": kind.name, "BM": self.cut.rows, "LIFTS": self.lifts}
+        return constants, self.cut.rows * chunk_pitch(kind) + table_bytes(kind)
+
+    def unpacked(self, kind: TensorType, rows: int, cols: int) -> int:
+        """Bytes of a matrix as prompt_unpack.cu writes it."""
+        return -(-rows // self.cut.rows) * -(-cols // STEP) * _unpacked(kind, self.cut, self.lifts)
 
     def rows_of_a_run(self, mode: str) -> int:
         """Rows of a matrix that a block computes; of each of the pair, for GATE_UP."""
@@ -135,11 +153,16 @@ class PromptPlan:
 def _shared(kind: TensorType, cut: Cut, chunks: int, lifts: int, copies: int) -> int:
     """The layout of product_prompt.cu."""
     groups, line = STEP // kind.group, cut.columns + 8
-    scales = 2 * cut.rows if lifts else cut.rows + 8
-    unpacked = cut.rows * STEP + groups * (scales + (cut.rows + 8) * kind.has_offset) * 4
     fetched = cut.columns * STEP + (STEP // ACTIVATION_BLOCK + groups * kind.has_offset) * line * 4
     raw = chunks * cut.rows * chunk_pitch(kind)
+    unpacked = _unpacked(kind, cut, lifts)
     return raw + 2 * unpacked + 2 * fetched + 2 * cut.columns * 4 + table_bytes(kind) * copies
+
+
+def _unpacked(kind: TensorType, cut: Cut, lifts: int) -> int:
+    """Bytes of a step's weights."""
+    scales = 2 * cut.rows if lifts else cut.rows + 8
+    return cut.rows * STEP + STEP // kind.group * (scales + (cut.rows + 8) * kind.has_offset) * 4
 
 
 def fitted(card: Card, kind: TensorType, cut: Cut) -> PromptPlan | None:
@@ -184,3 +207,17 @@ def prompt_plan(card: Card, kind: TensorType, mode: str, rows: tuple[int, ...], 
     wide = [plan for plan in plans if plan.cut.columns >= n]
     plan = min(wide, key=lambda plan: plan.cut.columns) if wide else plans[0]
     return replace(plan, run=1 if mode == GATE_UP else -(-LONG_RUN // cols))
+
+
+def ready_plan(
+    card: Card, kind: TensorType, plan: PromptPlan, rows: tuple[int, ...], cols: int, n: int
+) -> PromptPlan | None:
+    """A DENSE plan with weights that come unpacked; None where that does not pay."""
+    if -(-n // plan.columns) < READY_TILES or sum(rows) * cols * n < READY_WORK:
+        return None
+    limit = min(card.shared_block, card.shared_multiprocessor // plan.cut.blocks - _RESERVED)
+    for lifts in LIFTS:
+        shared = _shared(kind, plan.cut, 0, lifts, 0)
+        if shared <= limit:
+            return replace(plan, chunks=0, lifts=lifts, copies=0, shared=shared, ready=True)
+    return None

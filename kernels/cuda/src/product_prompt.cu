@@ -14,7 +14,7 @@
 //
 // Constants: TYPE a format, BM (64, 128), MT (2, 4), NT, BLOCKS of a multiprocessor, CHUNKS of raw bytes held (1, 2),
 // PARTS (1, 2, 4) of what a step of DENSE copies, LIFTS (0, 1), COPIES of the table, SHARED bytes that prompt_plans.py
-// asks for, and MODE:
+// asks for, READY where weights come unpacked (prompt_unpack.cu; then CHUNKS and COPIES are 0), and MODE:
 //   DENSE    several matrices of one type with the same input, or with columns of it; out (n, rows) each
 //   GATE_UP  experts by tile list: BM / 2 rows of gate and of up; out (pairs, rows) = silu(gate x) * (up x);
 //            with NEXT_ORDER and NEXT_SUMS quantised, for a format with this order and groups of sums (0: none)
@@ -29,26 +29,22 @@
 #define GATE_UP 1
 #define PAIRS 2
 
+#ifndef READY
+#define READY 0
+#endif
+
 typedef TYPE F;
 enum {
-    CHUNK_BYTES = 256 / F::BLOCK * F::BYTES,
-    PITCH = ((CHUNK_BYTES + 15 + 4 + 15) / 16 | 1) * 16,  // of a row of raw bytes
-    ROWS = MODE == GATE_UP ? BM / 2 : BM,                 // of a tile, of each matrix
-    STEP = 128,
-    PER_SPAN = 32 / F::GROUP,
-    GROUPS = 4 * PER_SPAN,           // of a step
-    SLABS = BM / 16,                 // of 16 rows: a warp unpacks one
-    THREADS = 32 * SLABS,
-    WARPS_DOWN = SLABS / MT,
     WARPS_ACROSS = MT,
-    BN = 8 * NT * WARPS_ACROSS,
-    LINE = LIFTS ? 2 * BM : BM + 8,  // floats of a group's scales, and with LIFTS of -MAGIC times them
-    LINE_O = BM + 8,                 // floats of a group's offsets
+    BN = 8 * NT * WARPS_ACROSS
+};
+
+#include "prompt_unpack.cuh"
+
+enum {
+    WARPS_DOWN = SLABS / MT,
     LINE_D = BN + 8,                 // floats of a block's scales of all columns
     TABLE = F::GRID * COPIES * (F::LOOK == WORD ? 4 : 8),
-    CODES = BM * STEP,               // bytes of a step: int8, then scales, then offsets
-    OFFSETS_AT = CODES + GROUPS * LINE * 4,
-    UNPACKED = OFFSETS_AT + F::OFFSET * GROUPS * LINE_O * 4,
     INPUTS = BN * STEP,              // bytes of a step: int8, then scales, then sums
     SUMS_AT = INPUTS + 4 * LINE_D * 4,
     FETCHED = SUMS_AT + (F::OFFSET ? GROUPS * LINE_D * 4 : 0),
@@ -59,77 +55,14 @@ enum {
     AT_SOURCE = AT_PLACES + BN * 4,  // behind the places, which are read past their end
     SHARED_BYTES = AT_SOURCE + BN * 4,
     AHEAD = CHUNKS == 2,             // raw bytes arrive while those before them are unpacked
-    SPREAD = AHEAD && MODE == DENSE, // what a step fetches is dealt to the spans that it multiplies
-    SHARES = MODE == DENSE ? PARTS : 1,
+    SPREAD = (AHEAD || READY) && MODE == DENSE,  // what a step fetches is dealt to the spans that it multiplies
     ALIKE = SLABS <= 4,              // a scheduler has one warp of the block: each unpacks behind its sums
-    COPIES_OF_CODE = ALIKE ? 2 : 1,  // of the loop over both kinds of work
+    KINDS = READY ? 1 : 2,           // of work: sums, unpacking
+    COPIES_OF_CODE = ALIKE ? 2 : 1,  // of the loop over both
     LINE_H = BM + 4                  // floats of a column of gate x and up x that is to be quantised
 };
 
 static_assert(SHARED_BYTES == SHARED, "prompt_plans.py asks for another size than this layout has");
-
-// The compiler keeps the address: without this it reads the launch's parameters again for every copy.
-#define KEEP_ADDRESS(x) asm volatile("" : "+l"(x))
-
-#include "prompt_work.cuh"
-
-// A step, or a chunk, of a tile of the run. GATE_UP has runs of one tile: the places behind its end are none.
-struct Place {
-    int tile, at;
-
-    DEVICE Place after(int length) const {
-        return MODE != GATE_UP && at + 1 == length ? Place{tile + 1, 0} : Place{tile, at + 1};
-    }
-    DEVICE bool in(int tiles, int length) const { return MODE == GATE_UP ? at < length : tile < tiles; }
-};
-
-// Where row r of a tile begins. GATE_UP: 16 rows of gate, then the same 16 of up, so that one thread has both.
-DEVICE const u8* row_of(const Work& w, int tile, int r, int row_bytes) {
-    const int first = w.row + tile * ROWS, row = MODE == GATE_UP ? (r >> 5) * 16 + (r & 15) : r;
-    const u8* matrix = MODE == GATE_UP && r & 16 ? w.second : w.first;
-    return matrix + (u64)(u32)min(first + row, w.rows - 1) * (u32)row_bytes;
-}
-
-// Asynchronous copies of part `part` of SHARES of the raw bytes of one chunk, 16 bytes each: LANES neighbours copy a
-// row, or for DENSE, where many of these would have nothing to do, the pieces of all rows are dealt to the threads.
-DEVICE void fetch_rows(u8* raw, const Work& w, int row_bytes, Place chunk, int part) {
-    enum {
-        MOST = (CHUNK_BYTES + 30) / 16,  // pieces of a row
-        LANES = MOST <= 8 ? 8 : MOST <= 16 ? 16 : 32,
-        DEALT = MODE == DENSE && (MOST + 1) / 2 < LANES / 2,
-        AT_ONCE = THREADS / LANES,  // rows
-        ALL = DEALT ? (MOST + 1) / 2 : BM / AT_ONCE,
-        OF_A_PART = (ALL + SHARES - 1) / SHARES,
-        EVEN = ALL % SHARES == 0 && !(DEALT && MOST % 2),
-        PAIR = MODE == GATE_UP ? 16 : 0  // rows of gate, then as many of up
-    };
-    const int at = chunk.at * CHUNK_BYTES, lane = threadIdx.x % LANES;
-    const int begin = threadIdx.x / LANES + part * (OF_A_PART * AT_ONCE);
-    const int bytes = F::BLOCK == 256 ? (int)CHUNK_BYTES : min((int)CHUNK_BYTES, row_bytes - at);
-    const int first = w.row + chunk.tile * ROWS, last = w.rows - 1 - first;
-    const u64 from = (u64)(u32)first * (u32)row_bytes + at + (DEALT ? 0 : 16 * lane);
-    u64 one = (u64)w.first + from, other = (u64)w.second + from;
-    KEEP_ADDRESS(one);
-    KEEP_ADDRESS(other);
-    u8* to = raw + begin * PITCH + 16 * lane;
-#pragma unroll
-    for (int i = 0; i < OF_A_PART; i++) {
-        if (DEALT) {
-            const u32 copy = threadIdx.x + (part * OF_A_PART + i) * THREADS;
-            const int r = copy / MOST, piece = 16 * (copy % MOST);
-            if (!EVEN && r >= BM) break;
-            const u64 p = one + (u64)(u32)min(r, last) * (u32)row_bytes;
-            if (piece - bytes < (int)(p & 15)) copy16(raw + r * PITCH + piece, (const u8*)((p & ~15ull) + piece));
-        } else {
-            const int on = i * AT_ONCE, own = AT_ONCE > 16 && PAIR ? begin & 15 : begin;
-            if (!EVEN && begin + on >= BM) break;
-            const int row = own + (PAIR ? (on >> 5) * 16 + (on & 15) : on);
-            const bool up = AT_ONCE > 16 ? begin & PAIR : on & PAIR;
-            const u64 p = (up ? other : one) + (u64)(u32)min(row, last) * (u32)row_bytes;
-            if (16 * lane - bytes < (int)(p & 15)) copy16(to + on * PITCH, (const u8*)(p & ~15ull));
-        }
-    }
-}
 
 // Asynchronous copies of part `part` of SHARES of the activations of one step: int8, scales and sums. Past the row's
 // end nothing is copied. `source`: where each column's row begins, in blocks of 32 inputs. The 32 bytes of span s of
@@ -188,37 +121,21 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, i
     }
 }
 
-// Half a chunk of the warp's 16 rows to int8, scales and offsets. The int8 lie as the matrix step wants them: for a span
-// 512 bytes, 16 a lane (the words of rows g and g + 8, twice). Spans past the row's end have codes without meaning, which
-// nobody reads. With LIFTS the scales of rows g and g + 8 of span t lie at place g ^ 2 t of their slab, so that a quad's meet
-// different banks. `chunk` of the run, its place in memory. low, high: address bits of the thread's two rows.
-DEVICE void unpack_step(u8* shared, u32 low, u32 high, int step, int chunk, int buffer, Grid grid) {
-    const int slab = threadIdx.x >> 5, g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3, upper = 4 * (step & 1);
-    const u32 at = (step >> 1) * CHUNK_BYTES;
-    const u8* raw = shared + (CHUNKS == 2 && chunk & 1 ? BM * PITCH : 0) + (16 * slab + g) * PITCH;
-    const u8* p0 = raw + ((low + at) & 15);
-    const u8* p1 = raw + 8 * PITCH + ((high + at) & 15);
-    u8* unpacked = shared + AT_UNPACKED + buffer * UNPACKED;
-    u8* to = unpacked + slab * (16 * STEP) + (threadIdx.x & 31) * 16;
-    uint4 c[4];  // stored at the end: a store between loads would make them again
+// READY: asynchronous copies of part `part` of SHARES of an unpacked step, from its first byte on.
+DEVICE void fetch_ready(u8* shared, const u8* step, int buffer, int part) {
+    enum {
+        PIECES = UNPACKED / 16,
+        OF_A_PART = (PIECES + THREADS * SHARES - 1) / (THREADS * SHARES),
+        EVEN = PIECES % (THREADS * SHARES) == 0
+    };
+    static_assert(UNPACKED % 16 == 0, "a step is no whole number of copies");
+    const int first = threadIdx.x + part * (OF_A_PART * THREADS);
+    u64 from = (u64)step + 16 * first;
+    KEEP_ADDRESS(from);
+    u8* to = shared + AT_UNPACKED + buffer * UNPACKED + 16 * first;
 #pragma unroll
-    for (int s = 0; s < 4; s++) {
-        F::span(p0, upper + s, t, grid, c[s].x, c[s].z);
-        F::span(p1, upper + s, t, grid, c[s].y, c[s].w);
-    }
-#pragma unroll
-    for (int s = 0; s < 4; s++) *(uint4*)(to + 512 * s) = c[s];
-    float2* scales = (float2*)(unpacked + CODES) + slab * 8 + g;
-    float4* lifted = (float4*)(unpacked + CODES) + slab * 8 + (g ^ 2 * t);
-    float2* offsets = (float2*)(unpacked + OFFSETS_AT) + slab * 8 + g;
-#pragma unroll
-    for (int k = 0; k < PER_SPAN; k++) {
-        const int group = t * PER_SPAN + k, of = upper * PER_SPAN + group;
-        const float s0 = F::scale(p0, of), s1 = F::scale(p1, of);
-        if (LIFTS) lifted[group * (LINE / 4)] = make_float4(s0, s1, s0 * -MAGIC, s1 * -MAGIC);
-        else scales[group * (LINE / 2)] = make_float2(s0, s1);
-        if (F::OFFSET) offsets[group * (LINE_O / 2)] = make_float2(F::offset(p0, of), F::offset(p1, of));
-    }
+    for (int i = 0; i < OF_A_PART; i++)
+        if (EVEN || first + i * THREADS < PIECES) copy16(to + 16 * THREADS * i, (const u8*)from + 16 * THREADS * i);
 }
 
 // The raw bytes of a run on their way: fetched chunk by chunk, unpacked step by step.
@@ -251,22 +168,29 @@ struct Rows {
 
     DEVICE void unpack(Place step, int buffer) {
         if (MODE != GATE_UP && step.at == 0) enter(step.tile);
-        unpack_step(shared, low, high, step.at, step.tile * chunks + (step.at >> 1), buffer, grid);
+        const int of_run = step.tile * chunks + (step.at >> 1);
+        const u8* raw = shared + (CHUNKS == 2 && of_run & 1 ? BM * PITCH : 0);
+        unpack_step(raw, shared + AT_UNPACKED + buffer * UNPACKED, low, high, step.at, grid);
     }
 };
 
 // What a step fetches: the activations of the next one, a group of their own since they are needed at once, and the raw
 // bytes that take the place of an unpacked chunk. For DENSE a warp starts these copies span by span: activations in the
 // first PARTS spans, raw bytes in the last. Experts have another number of columns in every warp, and code of its own
-// for each: theirs are started once, before.
+// for each: theirs are started once, before. READY: unpacked weights come with the activations.
 struct Coming {
     const Rows& rows;
     const Arguments& a;
     int step, buffer, columns;  // of the activations
     bool inputs, chunk;         // whether there are any
+    const u8* ready;            // the step's weights
 
     DEVICE void fetch(int span) const {
-        if (span < SHARES && inputs) fetch_inputs(rows.shared, a, step, buffer, columns, span);
+        if (span < SHARES && inputs) {
+            fetch_inputs(rows.shared, a, step, buffer, columns, span);
+            if (READY) fetch_ready(rows.shared, ready, buffer, span);
+        }
+        if (READY) return;
         if (span == SHARES - 1) copies_commit();
         if (span >= 4 - SHARES && chunk) rows.fetch(span - (4 - SHARES));
     }
@@ -452,7 +376,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);  // so the compiler knows that a warp has one
     const int wm = warp % WARPS_DOWN, wn = warp / WARPS_DOWN;
     const int steps = (a.cols + STEP - 1) / STEP;
-    if (MODE != DENSE) inputs_ready();
+    if (MODE != DENSE || READY) inputs_ready();
     Work w;
     if (!find_work(a, w)) return;
     find_sources<32>(shared, a, w);
@@ -461,30 +385,34 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
     Rows rows{shared, w, a.pitch / F::BLOCK * F::BYTES, (steps + 1) / 2};
 #pragma unroll 1
     for (int i = 0; i < CHUNKS; i++) rows.fetch_all();
-    rows.grid = fill_table(shared);
-    if (MODE == DENSE) inputs_ready();  // the weights do not wait for the kernel before
+    if (!READY) rows.grid = fill_table(shared);
+    if (MODE == DENSE && !READY) inputs_ready();  // the weights of the file do not wait for the kernel before
     __syncthreads();
     const Part own = part_of(w, wn);
     const int columns = MODE == DENSE ? (int)BN : (w.count + 7) / 8 * 8;
-    Coming{rows, a, 0, 0, columns, true, false}.fetch_from(0);
+    const u8* ready = w.first + (READY ? (u64)(u32)(w.row / BM * steps) * UNPACKED : 0);  // of the step to be fetched
+    Coming{rows, a, 0, 0, columns, true, false, ready}.fetch_from(0);
     copies_arrive();
-    rows.enter(0);
-    rows.unpack(Place{0, 0}, 0);
-    __syncthreads();
+    if (!READY) {
+        rows.enter(0);
+        rows.unpack(Place{0, 0}, 0);
+        __syncthreads();
+    }
 
     const bool busy = own.eights && own.first < w.count;  // a warp without columns only unpacks
-    const bool unpacks_first = !ALIKE && warp & 4;  // warps w and w + 4 share a scheduler
+    const bool unpacks_first = !ALIKE && !READY && warp & 4;  // warps w and w + 4 share a scheduler
     float acc[MT][NT][4] = {};
     int buffer = 0;
     for (Place here{0, 0}; here.in(w.tiles, steps); buffer ^= 1) {
         const Place next = here.after(steps);
         const bool more = next.in(w.tiles, steps);
         const bool unpacked = here.at & 1 || (MODE != GATE_UP && next.at == 0);  // a chunk, to its end
-        const Coming coming{rows, a, next.at, buffer ^ 1, columns, more, unpacked};
+        ready += READY ? UNPACKED : 0;
+        const Coming coming{rows, a, next.at, buffer ^ 1, columns, more, unpacked, ready};
         if (!SPREAD || !busy) coming.fetch_from(0);
         if (CHUNKS == 1 && unpacked && more) copies_arrive();
 #pragma unroll COPIES_OF_CODE
-        for (int part = 0; part < 2; part++) {  // a loop, so that the code is there once
+        for (int part = 0; part < KINDS; part++) {  // a loop, so that the code is there once
             if ((part == 0) == unpacks_first) {
                 if (more) rows.unpack(next, buffer ^ 1);
             } else if (busy) {
