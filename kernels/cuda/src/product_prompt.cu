@@ -212,10 +212,18 @@ struct Column {
     float2 d, sum[PER_SPAN];
 };
 
+// A lane's place stays in a register: without this the compiler makes it again, from the thread's number, for every span.
+// For sm_120 it has none left.
+#if ARCH < 1000
+#define KEEP_PLACE(x) asm volatile("" : "+r"(x))
+#else
+#define KEEP_PLACE(x)
+#endif
+
 // What a lane multiplies in one span, and where it reads that.
 struct Span {
-    const u8 *codes, *inputs;  // of the step
-    int first, g, t;           // the warp's first column
+    const u8* shared;
+    u32 at_codes, at_q, at_d;  // places of the lane's parts of the first span; at_q: span s lies at at_q ^ 32 s
     const u8* q;
     const float *d, *sums;
     Column begin;              // of the first eight
@@ -224,12 +232,13 @@ struct Span {
 
     // What the first matrix steps of span s want.
     DEVICE void enter(int s) {
-        q = inputs + (first + g) * STEP + ((s ^ (g & 3)) << 5) + 8 * t;
-        d = (const float*)(inputs + INPUTS) + s * LINE_D + first + 2 * t;
-        sums = (const float*)(inputs + SUMS_AT) + s * PER_SPAN * LINE_D + first + 2 * t;
+        q = shared + (at_q ^ 32 * s);
+        d = (const float*)(shared + at_d) + s * LINE_D;
+        sums = (const float*)(shared + at_d + (SUMS_AT - INPUTS)) + s * PER_SPAN * LINE_D;
+        const u8* codes = shared + at_codes + 512 * s;
 #pragma unroll
         for (int i = 0; i < MT; i++) {
-            const uint4 c = *(const uint4*)(codes + i * (16 * STEP) + 512 * s);
+            const uint4 c = *(const uint4*)(codes + i * (16 * STEP));
             w[i][0] = c.x, w[i][1] = c.y, w[i][2] = c.z, w[i][3] = c.w;
         }
         read(begin, 0);
@@ -273,14 +282,19 @@ template <int EIGHTS>
 DEVICE void multiply_step(float (&acc)[MT][NT][4], const Coming& coming, int buffer, int spans, int wm, int first) {
     const u8* shared = coming.rows.shared;
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    const u8* unpacked = shared + AT_UNPACKED + buffer * UNPACKED;
-    const u8* inputs = shared + AT_INPUTS + buffer * FETCHED;
-    const float2* scales = (const float2*)(unpacked + CODES) + MT * wm * 8 + g;
-    const float4* lifted = (const float4*)(unpacked + CODES) + MT * wm * 8;
-    const float2* offsets = (const float2*)(unpacked + OFFSETS_AT) + MT * wm * 8 + g;
+    const u32 unpacked = AT_UNPACKED + buffer * UNPACKED, inputs = AT_INPUTS + buffer * FETCHED;
+    static_assert(AT_INPUTS % 128 == 0 && FETCHED % 128 == 0, "the spans of a column begin at no multiple of 128");
+    static_assert(AT_UNPACKED % 128 == 0 && UNPACKED % 128 == 0, "the scales of a slab begin at no multiple of 128");
     Span span;
-    span.codes = unpacked + MT * wm * (16 * STEP) + lane * 16, span.inputs = inputs;
-    span.first = first, span.g = g, span.t = t;
+    span.shared = shared;
+    span.at_codes = unpacked + MT * wm * (16 * STEP) + lane * 16;
+    span.at_q = inputs + (first + g) * STEP + 32 * (g & 3) + 8 * t;
+    span.at_d = inputs + INPUTS + 4 * (first + 2 * t);
+    u32 at_scales = unpacked + CODES + (MT * wm * 8 + g) * (LIFTS ? 16 : 8);  // of span s with LIFTS at at_scales ^ 32 s
+    KEEP_PLACE(span.at_codes);
+    KEEP_PLACE(span.at_q);
+    KEEP_PLACE(span.at_d);
+    KEEP_PLACE(at_scales);
     span.enter(0);
     int s = 0;
     asm volatile("" : "+r"(s));  // not known to the compiler, which would write the first span's code a second time
@@ -293,15 +307,18 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const Coming& coming, int buf
             for (int i = 0; i < MT; i++) {
                 const int group = s * PER_SPAN + k;
                 if (LIFTS) {
-                    const float4 v = lifted[group * (LINE / 4) + 8 * i + (g ^ 2 * s)];
+                    const float4 v = ((const float4*)(shared + (at_scales ^ 32 * s)))[group * (LINE / 4) + 8 * i];
                     span.scale[k][i] = make_float2(v.x, v.y);
                     span.lift[k][i] = make_float2(v.z, v.w);
                 } else {
-                    const float2 v = scales[group * (LINE / 2) + 8 * i];
+                    const float2 v = ((const float2*)(shared + at_scales))[group * (LINE / 2) + 8 * i];
                     span.scale[k][i] = v;
                     span.lift[k][i] = make_float2(v.x * -MAGIC, v.y * -MAGIC);
                 }
-                if (F::OFFSET) span.offset[k][i] = offsets[group * (LINE_O / 2) + 8 * i];
+                if (F::OFFSET) {
+                    const u32 at = unpacked + OFFSETS_AT + 8 * (MT * wm * 8 + g);
+                    span.offset[k][i] = ((const float2*)(shared + at))[group * (LINE_O / 2) + 8 * i];
+                }
             }
         Column column[EIGHTS];
         int c[EIGHTS * PER_SPAN][MT][4];
