@@ -214,11 +214,9 @@ struct Column {
 
 // A lane's place stays in a register: without this the compiler makes it again, from the thread's number, for every span.
 // For sm_120 it has none left.
-#if ARCH < 1000
-#define KEEP_PLACE(x) asm volatile("" : "+r"(x))
-#else
-#define KEEP_PLACE(x)
-#endif
+#define KEEPS (ARCH < 1000)
+#define KEEP_PLACE(x) \
+    if (KEEPS) asm volatile("" : "+r"(x))
 
 // What a lane multiplies in one span, and where it reads that.
 struct Span {
@@ -307,7 +305,10 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const Coming& coming, int buf
             for (int i = 0; i < MT; i++) {
                 const int group = s * PER_SPAN + k;
                 if (LIFTS) {
-                    const float4 v = ((const float4*)(shared + (at_scales ^ 32 * s)))[group * (LINE / 4) + 8 * i];
+                    const float4* kept = (const float4*)(shared + (at_scales ^ 32 * s));
+                    const float4* made = (const float4*)(shared + unpacked + CODES) + MT * wm * 8;
+                    const int at = group * (LINE / 4) + 8 * i;
+                    const float4 v = KEEPS ? kept[at] : made[at + (g ^ 2 * s)];
                     span.scale[k][i] = make_float2(v.x, v.y);
                     span.lift[k][i] = make_float2(v.z, v.w);
                 } else {
