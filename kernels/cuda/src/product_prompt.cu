@@ -57,6 +57,7 @@ enum {
     AHEAD = CHUNKS == 2,             // raw bytes arrive while those before them are unpacked
     SPREAD = (AHEAD || READY) && MODE == DENSE,  // what a step fetches is dealt to the spans that it multiplies
     ALIKE = SLABS <= 4,              // a scheduler has one warp of the block: each unpacks behind its sums
+    WHOLE = F::BLOCK % STEP == 0,    // no step ends behind the row
     KINDS = READY ? 1 : 2,           // of work: sums, unpacking
     COPIES_OF_CODE = ALIKE ? 2 : 1,  // of the loop over both
     LINE_H = BM + 4                  // floats of a column of gate x and up x that is to be quantised
@@ -93,14 +94,14 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, i
     u64 from = (u64)a.q + STEP * step + piece, from_d = (u64)a.d + 4 * (4 * step + s);
     KEEP_ADDRESS(from);
     KEEP_ADDRESS(from_d);
-    if (STEP * step + piece < a.cols) {
+    if (WHOLE || STEP * step + piece < a.cols) {
         u8* to = inputs + first * STEP + (piece ^ (first & 3) << 5);
 #pragma unroll
         for (int i = 0; i < Q_PART; i++)
             if ((EVEN || first + i * AT_ONCE < BN) && (i * AT_ONCE < HALF || whole))
                 copy16(to + i * AT_ONCE * STEP, (const u8*)(from + 32ull * begin[i]));
     }
-    if (STEP * step + 32 * s < a.cols) {
+    if (WHOLE || STEP * step + 32 * s < a.cols) {
         float* to = (float*)(inputs + INPUTS) + s * LINE_D + own;
 #pragma unroll
         for (int i = 0; i < D_PART; i++)
@@ -111,7 +112,7 @@ DEVICE void fetch_inputs(u8* shared, const Arguments& a, int step, int buffer, i
         const int g = threadIdx.x % GROUPS, c = threadIdx.x / GROUPS;
         u64 from_s = (u64)a.sums + 4 * (GROUPS * step + g);
         KEEP_ADDRESS(from_s);
-        if (STEP * step + F::GROUP * g < a.cols) {
+        if (WHOLE || STEP * step + F::GROUP * g < a.cols) {
             float* to = (float*)(inputs + SUMS_AT) + g * LINE_D + c;
 #pragma unroll
             for (int i = 0; i < SUMS; i++)
@@ -297,7 +298,7 @@ DEVICE void multiply_step(float (&acc)[MT][NT][4], const Coming& coming, int buf
     int s = 0;
     asm volatile("" : "+r"(s));  // not known to the compiler, which would write the first span's code a second time
 #pragma unroll 1
-    for (; s < (F::BLOCK < 256 ? spans : 4); s++) {
+    for (; s < (WHOLE ? 4 : spans); s++) {
         if (SPREAD) coming.fetch(s);
 #pragma unroll
         for (int k = 0; k < PER_SPAN; k++)
@@ -437,7 +438,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) void product_prompt(PARAMETER Argument
                 const int spans = min(4, a.cols / 32 - 4 * here.at);
                 if (MODE == DENSE) multiply_step<NT>(acc, coming, buffer, spans, wm, own.first);
                 else Steps<NT>::multiply(acc, coming, buffer, spans, wm, own);
-                if (SPREAD && F::BLOCK < 256) coming.fetch_from(spans);
+                if (SPREAD && !WHOLE) coming.fetch_from(spans);
             }
         }
         copies_commit();
