@@ -54,10 +54,16 @@ DEVICE float sigmoid_divisor(float x) {
     return 1.0f + exp_between(y > 88.3f ? 88.3f : y);
 }
 
+// 1 / d of such divisors but the few with which the result is less than an ordinary number and no constant.
+DEVICE bool usual_divisor(float d) { return d <= 0x1p+126f || d == MOST_DIVISOR; }
+DEVICE float usual_sigmoid(float d) {
+    const float y = quotient(1.0f, fminf(d, 0x1p+126f));
+    return d == MOST_DIVISOR ? LEAST_SIGMOID : y;
+}
+
 DEVICE float sigmoid_f32(float x) {
     const float d = sigmoid_divisor(x);
-    if (d <= 0x1p+126f) return quotient(1.0f, d);
-    return d == MOST_DIVISOR ? LEAST_SIGMOID : 1.0f / d;
+    return usual_divisor(d) ? usual_sigmoid(d) : 1.0f / d;
 }
 
 // Divided by powers of two less where that is much; x / 2 where x is next to nothing, x / 1 and what is infinite.

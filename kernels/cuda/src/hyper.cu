@@ -111,10 +111,10 @@ DEVICE void open_gates(float4 (&gates)[STREAMS]) {
     float (&d)[4 * STREAMS] = reinterpret_cast<float (&)[4 * STREAMS]>(gates);
     bool usual = true;
 #pragma unroll
-    for (int i = 0; i < 4 * STREAMS; i++) d[i] = sigmoid_divisor(d[i]), usual = usual && d[i] <= 0x1p+126f;
+    for (int i = 0; i < 4 * STREAMS; i++) d[i] = sigmoid_divisor(d[i]), usual = usual && usual_divisor(d[i]);
     if (usual) {
 #pragma unroll
-        for (int i = 0; i < 4 * STREAMS; i++) d[i] = quotient(1.0f, d[i]);
+        for (int i = 0; i < 4 * STREAMS; i++) d[i] = usual_sigmoid(d[i]);
     } else {
 #pragma unroll
         for (int i = 0; i < 4 * STREAMS; i++) d[i] = 1.0f / d[i];

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from strata.kernels.cuda import card
 from strata.kernels.cuda.launch import F32, I32, I64, launch
 
 BLOCKS = 40
 
 
 def test_clocks_are_read_when_the_time_that_all_share_moves_on(target):
-    samples, n = target.put(np.zeros((2, 6, 2), np.uint64)), 2
+    n = 2 if target.emulated else card.card().multiprocessors
+    samples = target.put(np.zeros((n, 6, 2), np.uint64))
     launch("trace_clocks.cu", "trace_clocks", (n,), (32,), samples, I32(6), shared=0 if target.emulated else 200 << 10)
     found = target.host(samples)
     seen = found[found[:, 0, 1] > 0].astype(np.int64)
@@ -24,7 +26,6 @@ def test_every_block_leaves_a_record_of_when_it_waited_and_where():
 
     from strata.bench.window_trace import READY, SM, launch_times
     from strata.bench.window_trace_cuda import Traced, clocks
-    from strata.kernels.cuda import card
 
     trace, gates = Traced(), cupy.ones(256 * BLOCKS, np.float32)
     with cupy.cuda.Stream(non_blocking=True) as stream, trace.in_use():
