@@ -74,6 +74,7 @@ class Traced:
         self.of_kernel: dict[int, int] = {}
         self.memory = cupy.zeros(((MOST_RECORDS + 1), WORDS), np.uint64)
         self._kernel = compile._kernel
+        cupy.cuda.Device().synchronize()  # its zeros are there for every stream
 
     def constants(self, source: str, constants: tuple[tuple[str, int | str], ...]) -> tuple[tuple[str, int | str], ...]:
         number = self.numbers.setdefault((source, tuple(sorted(constants))), len(self.numbers) + 1)
