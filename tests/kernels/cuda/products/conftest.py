@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.kernels.cuda import arguments, card, fetch, few_plans, handover, mixture, product, repack
+from strata.kernels.cuda import arguments, card, fetch, few_plans, handover, mixture, product, prompt_plans, repack
 from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.workspace import Workspace
 from strata.kernels.formats import Weight
@@ -176,6 +176,16 @@ def tiles_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of any length go through tiles."""
     monkeypatch.setattr(few_plans, "MOST_ROWS", 0)
     monkeypatch.setattr(few_plans, "MOST_EACH", 0)
+
+
+@pytest.fixture
+def unpacked_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Weights of prompts that go through tiles are unpacked once for all blocks of any product."""
+    monkeypatch.setattr(prompt_plans, "READY_TILES", 1)
+    monkeypatch.setattr(prompt_plans, "READY_WORK", 0)
+    product._prepared.cache_clear()
+    yield
+    product._prepared.cache_clear()
 
 
 @pytest.fixture

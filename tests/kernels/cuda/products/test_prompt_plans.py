@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata.kernels.cuda import arguments, product, prompt_plans
+from strata.kernels.cuda import arguments, prompt_plans
 from strata.kernels.cuda.plans import DENSE, GATE_UP, PAIRS
 from strata.kernels.cuda.product_variants import CARDS
 from strata.kernels.cuda.prompt_plans import CUTS, RUNS, Cut, cost, expected, fitted, prompt_plan
@@ -52,20 +52,10 @@ def test_a_run_of_tiles_has_the_bits_of_single_tiles(
     prompt_plan.cache_clear()
 
 
-@pytest.fixture
-def once(monkeypatch) -> None:
-    """Weights are unpacked once for all blocks of any product."""
-    monkeypatch.setattr(prompt_plans, "READY_TILES", 1)
-    monkeypatch.setattr(prompt_plans, "READY_WORK", 0)
-    product._prepared.cache_clear()
-    yield
-    product._prepared.cache_clear()
-
-
 @pytest.mark.parametrize("cut, lifts", [(Cut(64, 2, 4, 1), 1), (Cut(64, 4, 5, 2), 0), (Cut(128, 4, 6, 1), 1)])
 @pytest.mark.parametrize("name, cols", [("Q8_0", 32), ("Q6_K", 768), ("IQ4_NL", 640), ("IQ3_S", 256), ("Q4_1", 160)])
 def test_weights_that_are_unpacked_once_have_the_same_products(
-    host, random_weight, monkeypatch, once, cut, lifts, name, cols
+    host, random_weight, monkeypatch, unpacked_once, cut, lifts, name, cols
 ):
     """Runs of two tiles, a shorter one, tiles that end outside of a matrix."""
     monkeypatch.setattr(prompt_plans, "LIFTS", (lifts,))
