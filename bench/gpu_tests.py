@@ -25,6 +25,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -37,6 +38,8 @@ KERNELS = "tests/kernels/cuda"
 KERNELS_ABOVE = "tests/kernels"
 COVERING = f"{KERNELS}/covering.txt"
 REST = ("tests/engine", "tests/server", "tests/bench")
+PROGRAM, PACKAGES = "strata-engine", ("openai", "anthropic", "pytest_asyncio", "hypothesis")
+"""What tests beside those of kernels start, beside this Python, and import: half of them fail in an instant without."""
 SHARED, ALONE = "gpu and not whole_card", "gpu and whole_card"
 TESTS_FAILED, NONE_FOUND = 1, 5
 """Pytest's exit codes: the report says which failed, and files given by --only need not have tests of every kind."""
@@ -151,9 +154,15 @@ def covered(text: str) -> dict[str, list[str]]:
     return {f"{KERNELS}/{test}": names.split() for test, _, names in (line.partition(" : ") for line in lines)}
 
 
+def lacking() -> list[str]:
+    """Of PROGRAM and PACKAGES what is not installed."""
+    program = [] if Path(sys.executable).with_name(PROGRAM).exists() else [PROGRAM]
+    return program + [name for name in PACKAGES if find_spec(name) is None]
+
+
 def parts(only: Sequence[str], workers: int, sanitize: bool, every: int = 1, covering: bool = False) -> list[Part]:
-    """Raises FileNotFoundError when the sanitizer is not there, or the list of --covering; LookupError when there is
-    nothing to sample."""
+    """Raises FileNotFoundError when the sanitizer is not there, the list of --covering, or what tests want; LookupError
+    when there is nothing to sample."""
     shared = ("-n", str(workers), "--dist", "loadgroup") if workers > 1 else ()
     of = f" of {Path(COVERING).name}" if covering else ""
     if covering:
@@ -168,6 +177,9 @@ def parts(only: Sequence[str], workers: int, sanitize: bool, every: int = 1, cov
         return [Part(paths, under=under, processes=workers, how=" under memcheck", of=of)]
     kernels = [p for p in only if p.startswith(KERNELS_ABOVE)] if only else [KERNELS]
     rest = [p for p in only if not p.startswith(KERNELS_ABOVE)] if only else list(REST)
+    if rest and (absent := lacking()):
+        install = f"{sys.executable} -m pip install -e '.[test]'"
+        raise FileNotFoundError(f"not installed: {', '.join(absent)}, which {', '.join(rest)} want: {install}")
     some = bool(only)
     found = [
         Part(tuple(kernels), words=shared, may_be_empty=some and not covering, of=of),

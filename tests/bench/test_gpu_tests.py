@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from strata.bench.gpu_tests import KERNELS, REST, Part, Ran, log_of, main, parts, sampled
+from strata.bench.gpu_tests import KERNELS, REST, Part, Ran, lacking, log_of, main, parts, sampled
 from strata.bench.outcomes import LINES, TAIL, Outcome, checks, failures, held, log_text
 from strata.bench.pytest_runs import Ended, Stop, run_beside
 from strata.bench.report import Check, Report
@@ -263,3 +263,16 @@ def test_outcomes_of_every_end_of_a_test_are_written_at_once_also_from_workers(t
             ("test_ends.py", "test_is_left_out", "skipped", "test_is_left_out: Skipped: no card"),
             ("test_ends.py", "test_passes", "passed", ""),
         ]
+
+
+def test_what_tests_want_is_looked_for_before_the_first_of_them_runs(tmp_path, monkeypatch, capsys):
+    """Tests of the engine ran for minutes on a card beside a Python that had no engine's program."""
+    assert not lacking()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python3"))
+    assert lacking() == ["strata-engine"]
+    log = tmp_path / "log"
+    assert main(["--only", "tests/engine", "--log", str(log)]) == 2
+    for said in (capsys.readouterr().err, log.read_text()):
+        assert "not installed: strata-engine, which tests/engine want" in said and "pip install -e" in said
+    (part,) = parts(["tests/kernels"], workers=1, sanitize=False)
+    assert part.paths == ("tests/kernels",)
