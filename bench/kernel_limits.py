@@ -38,6 +38,8 @@ DELTA_MACS: Final = 3
 """Multiply-adds of a token for each number of the delta net's state: what the key finds, its change, the query."""
 LOOKED_UP: Final = {"sample_pick": (0,), "sample_recent": (0,), "dequantize": (0,), "float_rows": (0,)}
 """Arguments of which a kernel reads a few rows."""
+UNPACKING: Final = "prompt_unpack"
+"""A launch with the struct of a product that multiplies nothing."""
 WRITTEN_BACK: Final = {"hyper_rows": 0, "hyper_norm": 0, "hyper_add": 0, "gate_times_up": 0}
 """Which argument a kernel reads and writes."""
 ADDS: Final = ("hyper_rows", "hyper_norm")
@@ -140,7 +142,8 @@ class Limits:
         """Of all launches of one kernel in the pass; None where it is not known."""
         first = launches[0]
         if _products(first):
-            works = [self._product(each) for launch in launches for each in _products(launch)]
+            of = self._unpacking if first.kernel.name == UNPACKING else self._product
+            works = [of(each) for launch in launches for each in _products(launch)]
             known = [work for work in works if work is not None]
             return Work.total(known) if len(known) == len(works) else None
         name = first.kernel.name
@@ -180,6 +183,14 @@ class Limits:
             out = out.plus(self.ceilings.product(kind, float(part.n * rows * part.cols * times)))
             out = out.plus(Work(n_bytes))
         return out.plus(Work(inputs * part.n / part.divide * part.cols))
+
+    def _unpacking(self, part: _Product) -> Work | None:
+        """Of matrices of the pack that are read, and written as int8 and two floats a group."""
+        kinds = [self.types.get((rows, part.cols, False)) for rows in part.rows]
+        if None in kinds:
+            return None
+        each = [kind.row_bytes(part.cols) + part.cols * (1 + 2 * FLOAT / kind.group) for kind in kinds if kind]
+        return Work(float(sum(rows * n for rows, n in zip(part.rows, each, strict=True))))
 
     def _floats(self, n_bytes: float, macs: float = 0.0) -> Work:
         return self.ceilings.float32(macs).plus(Work(n_bytes))

@@ -309,13 +309,14 @@ def _launch(
     rows = tuple([rows for _, _, rows in matrices])
     way = _prepared(cards.card(), kind, rows, cols, n, few_plans.limits(), parts)
     pointers = (made.q, made.d, made.sums, join, *_NO_PAIRS)
-    if way.ready is None or sum(way.sizes) > workspace.free:
+    ready = way.ready
+    if ready is None or sum(ready.sizes) > workspace.free:
         way.plain(matrices, pointers)
         return
     with workspace.scratch():
-        unpacked = [workspace.array((size,), np.uint8) for size in way.sizes]
-        way.unpack([(data, to, each) for (data, _, each), to in zip(matrices, unpacked, strict=True)], _NOTHING)
-        way.ready(
+        unpacked = [workspace.array((size,), np.uint8) for size in ready.sizes]
+        ready.unpack([(data, to, each) for (data, _, each), to in zip(matrices, unpacked, strict=True)], _NOTHING)
+        ready.product(
             [(address(data), out, each) for (_, out, each), data in zip(matrices, unpacked, strict=True)], pointers
         )
 
@@ -325,14 +326,20 @@ _NOTHING: Final = (None,) * 11
 
 
 @dataclass(frozen=True, slots=True)
+class _Ready:
+    """Launches of a product whose weights another one unpacks first, each matrix to so many bytes."""
+
+    unpack: Prepared
+    product: Prepared
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Ways:
-    """Launches of a product: with the weights of the file, or with weights that another launch unpacks to `sizes` bytes
-    each; `ready` is None where that does not pay."""
+    """Launches of a product: with the weights of the file; with unpacked ones, where that pays."""
 
     plain: Prepared
-    unpack: Prepared
-    ready: Prepared | None
-    sizes: tuple[int, ...]
+    ready: _Ready | None
 
 
 @lru_cache(maxsize=1024)
@@ -346,7 +353,7 @@ def _prepared(
     plain = _product(plan, kind, rows, n, **layout)
     ready = ready_plan(card, kind, plan, rows, cols, n) if isinstance(plan, PromptPlan) else None
     if ready is None:
-        return _Ways(plain, plain, None, ())
+        return _Ways(plain, None)
     constants, shared = ready.unpacking(kind)
     tiles, chunks, each = sum(-(-r // ready.cut.rows) for r in rows), -(-cols // CHUNK), ready.cut.rows
     unpack = Prepared(
@@ -354,7 +361,7 @@ def _prepared(
         rows, each, n=chunks, divide=1, run=1, row_tiles=tiles, **layout,
     )  # fmt: skip
     sizes = tuple([ready.unpacked(kind, r, cols) for r in rows])
-    return _Ways(plain, unpack, _product(ready, kind, rows, n, **layout), sizes)
+    return _Ways(plain, _Ready(unpack, _product(ready, kind, rows, n, **layout), sizes))
 
 
 def _product(

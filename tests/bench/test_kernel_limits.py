@@ -55,6 +55,14 @@ def test_a_product_reads_the_matrices_that_its_launch_names(pack):
     assert limits.limit([one, one]).launches == 2
 
 
+def test_unpacking_reads_a_matrix_and_writes_int8_and_scales_but_multiplies_nothing(pack):
+    gate = pack["blk.0.attn_gate.weight"]
+    n, cols = gate.shape
+    one = product("prompt_unpack", PROMPT, [n], n=cols // 256, cols=cols, divide=1)
+    work = Limits.of(pack, CEILINGS, Pass.prompt(4096)).work([one])
+    assert gate.type.group == 32 and work == Work(float(gate.data.nbytes + n * cols * 5 // 4), 0.0, 0.0)
+
+
 def test_a_head_of_the_tables_shape_has_its_own_type(packs):
     pack = open_pack(packs["tiny-q4_k_m"])
     table, head = pack["token_embd.weight"], pack["output.weight"]
