@@ -185,11 +185,15 @@ class Limits:
         return out.plus(Work(inputs * part.n / part.divide * part.cols))
 
     def _unpacking(self, part: _Product) -> Work | None:
-        """Of matrices of the pack that are read, and written as int8 and two floats a group."""
+        """Of matrices of the pack that are read, and written as int8, a group's scale and lift, and its offset."""
         kinds = [self.types.get((rows, part.cols, False)) for rows in part.rows]
         if None in kinds:
             return None
-        each = [kind.row_bytes(part.cols) + part.cols * (1 + 2 * FLOAT / kind.group) for kind in kinds if kind]
+        each = [
+            kind.row_bytes(part.cols) + part.cols * (1 + (2 + kind.has_offset) * FLOAT / kind.group)
+            for kind in kinds
+            if kind
+        ]
         return Work(float(sum(rows * n for rows, n in zip(part.rows, each, strict=True))))
 
     def _floats(self, n_bytes: float, macs: float = 0.0) -> Work:

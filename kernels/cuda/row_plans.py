@@ -231,7 +231,8 @@ def row_plan(
         for way in _ONE_ROW[job.kind_of_row]:
             plan = job.plan(way)
             if plan.shared <= card.shared_block - STATIC:
-                pads = job.kind_of_row != "picks" if tuning.apart is None else tuning.apart  # else those before it do
+                # Before picks comes the router, whose blocks lie apart, so that each multiprocessor has room for one.
+                pads = job.kind_of_row != "picks" if tuning.apart is None else tuning.apart
                 return replace(plan, shared=card.apart(plan.shared, plan.blocks)) if pads else plan
     share = card.shared_multiprocessor * (WITH_TABLE if table_bytes(kind) else WITHOUT_TABLE) // SHARES
     limits = {2: min(share, card.shared_block) - STATIC, 1: card.shared_block - STATIC}

@@ -182,8 +182,11 @@ struct Job {
 #pragma unroll
         for (int i = 0; i < DEPTH; i++) load(i);
     }
-    // Whether its turns can be planned before the experts of the only row are known.
-    DEVICE static bool foresees(const Arguments& a, const Found& found) { return a.n == 1 && a.used <= 32 && found.turns < 32 * WARPS; }
+    // Whether its turns can be planned before the experts of the only row are known: all of them at once, since `work` would
+    // plan later ones from segments without addresses.
+    DEVICE static bool foresees(const Arguments& a, const Found& found) {
+        return a.n == 1 && a.used <= 32 && found.turns <= (31 - DEPTH) * WARPS;
+    }
 
     // The same as `begin` of turns that were planned from expect_pairs: no warp waits for another. False, and nothing is sent
     // for, where an expert is not there.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strata.kernels.cuda import arguments, card, product, row_product
+from strata.kernels.cuda import arguments, card, product, row_plans, row_product
 from strata.kernels.cuda.arguments import address
 from strata.kernels.cuda.card import Card
-from strata.kernels.cuda.plans import DENSE, RowTuning
+from strata.kernels.cuda.plans import DENSE, GATE_UP, RowTuning
+from strata.kernels.formats import BY_NAME
 from strata.kernels.reference.linear import ordered_linear
 
 from .conftest import activations, same_bits
@@ -132,3 +133,15 @@ def test_the_shared_expert_in_the_launches_of_the_others_changes_no_bit_of_their
     host.check_mixture(stacks, n, 4, shared=own)
     host.check_mixture(stacks, n, 4, missing=(1, 3), shared=own)
     assert names.count("product_row_beside") == 4
+
+
+def test_a_warp_with_more_turns_than_it_plans_at_once_has_the_same_bits(host, host_loader, random_weight, monkeypatch):
+    """32 turns of some warps: a later plan is made of addresses, which are not there before the picks are known."""
+    monkeypatch.setattr(card, "card", lambda: Card(90, 1, 227 << 10, 228 << 10))
+    width, inner, used = 512, 672, 3
+    plan = row_plans.row_plan(card.card(), BY_NAME["Q8_0"], GATE_UP, (inner,), width, 1, used)
+    assert 31 * plan.warps < used * plan.strip_turns * inner // plan.strip < 32 * plan.warps
+    shapes = ((inner, width), (inner, width), (width, inner))
+    stacks = tuple(random_weight("Q8_0", *shape, experts=4, seed=i) for i, shape in enumerate(shapes))
+    own = tuple(random_weight("Q8_0", *shape, seed=3 + i) for i, shape in enumerate(shapes))
+    host.check_mixture(stacks, 1, used, shared=own)
