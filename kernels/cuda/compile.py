@@ -2,6 +2,7 @@
 
 source_text(source, **constants)         the text of src/<source> with its includes in place and the constants as
                                          macros; TYPE names a format of formats.cuh and brings its table
+architecture(source, arch)               what a source is compiled for: "90", "90a"
 load_kernel(source, name, **constants)   the compiled function `name` (kernel.py), one for each set of constants. The
                                          machine code stays on disk (machine_code.py): a second start does not compile
 
@@ -31,6 +32,9 @@ OPTIONS: Final = ("-std=c++17", "--fmad=false", "-default-device")
 
 Constants = dict[str, int | str]
 
+OF_ONE_CARD: Final = {"prompt_wide.cu": 90}
+"""Sources with instructions that only cards of one architecture have."""
+
 _INCLUDE: Final = re.compile(r'^#include "([a-z_0-9]+\.cuh)"\n', re.MULTILINE)
 
 
@@ -59,6 +63,11 @@ def source_text(source: str, **constants: int | str) -> str:
     return defines + tables.source(str(constants.get("TYPE", ""))) + expand(source)
 
 
+def architecture(source: str, arch: int) -> str:
+    """What src/<source> is compiled for on a card of sm_<arch>."""
+    return f"{arch}a" if OF_ONE_CARD.get(source) == arch else str(arch)
+
+
 @cache
 def _module(source: str, constants: tuple[tuple[str, int | str], ...]) -> Any:
     try:
@@ -67,7 +76,7 @@ def _module(source: str, constants: tuple[tuple[str, int | str], ...]) -> Any:
         raise DeviceError(f"a card needs CuPy: pip install 'strata[cuda13]' or 'strata[cuda12]' ({error})") from error
     text, arch = source_text(source, **dict(constants)), int(cp.cuda.Device().compute_capability)
     try:
-        return cp.RawModule(path=str(machine_code(cp.cuda.nvrtc, text, arch, OPTIONS)))
+        return cp.RawModule(path=str(machine_code(cp.cuda.nvrtc, text, architecture(source, arch), OPTIONS)))
     except CompileError as error:
         raise DeviceError(f"{source} {dict(constants)} does not compile: {error}") from error
 

@@ -1,6 +1,6 @@
 """Machine code of CUDA sources for the card in use: compiled once, kept in the user's cache directory.
 
-    path = machine_code(nvrtc, text, arch, options)      # a file that CuPy loads
+    path = machine_code(nvrtc, text, arch, options)      # a file that CuPy loads; arch "90", "90a"
 
 The directory is STRATA_KERNEL_CACHE, or `strata` in CUPY_CACHE_DIR, or strata/cuda in the user's cache directory.
 
@@ -33,13 +33,13 @@ class CompileError(RuntimeError):
     """The compiler refused a source; the message is its log."""
 
 
-def place(nvrtc: Any, text: str, arch: int, options: Sequence[str]) -> Path:
+def place(nvrtc: Any, text: str, arch: str, options: Sequence[str]) -> Path:
     """Where the machine code of `text` for sm_<arch> is kept. `nvrtc`: the compiler, `cupy.cuda.nvrtc`."""
     parts = (text, *_options(arch, options), *map(str, nvrtc.getVersion()))
     return directory() / (hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32] + ".cubin")
 
 
-def machine_code(nvrtc: Any, text: str, arch: int, options: Sequence[str]) -> Path:
+def machine_code(nvrtc: Any, text: str, arch: str, options: Sequence[str]) -> Path:
     """The file with the machine code of `text` for sm_<arch>."""
     path = place(nvrtc, text, arch, options)
     if not path.exists():
@@ -49,7 +49,7 @@ def machine_code(nvrtc: Any, text: str, arch: int, options: Sequence[str]) -> Pa
     return path
 
 
-def _options(arch: int, options: Sequence[str]) -> tuple[str, ...]:
+def _options(arch: str, options: Sequence[str]) -> tuple[str, ...]:
     return (*options, "--ftz=false", f"--gpu-architecture=sm_{arch}")
 
 

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from strata.kernels.cuda.compile import OPTIONS, Constants, source_text
+from strata.kernels.cuda.compile import OPTIONS, Constants, architecture, source_text
 from strata.kernels.cuda.machine_code import CompileError
 
 
@@ -59,7 +59,7 @@ def _text(program: ctypes.c_void_p, what: str) -> str:
     return buffer.value.decode(errors="replace")
 
 
-def compile_cubin(text: str, arch: int) -> tuple[int, list[Usage]]:
+def compile_cubin(text: str, arch: str) -> tuple[int, list[Usage]]:
     """Compile for one architecture: (bytes of machine code, what each kernel uses). Raises CompileError."""
     with _compiled(text, f"sm_{arch}", "--ptxas-options=-v") as program:
         size = ctypes.c_size_t()
@@ -82,7 +82,7 @@ def _compiled(text: str, target: str, *more: str) -> Iterator[ctypes.c_void_p]:
 
 def usage(arch: int, source: str, constants: Constants) -> list[dict[str, Any]]:
     """A row for each kernel of a source. Raises CompileError."""
-    size, usages = compile_cubin(source_text(source, **constants), arch)
+    size, usages = compile_cubin(source_text(source, **constants), architecture(source, arch))
     common = {"arch": arch, "source": source, "constants": constants, "code_bytes": size}
     return [
         common

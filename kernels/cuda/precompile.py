@@ -22,7 +22,7 @@ import sys
 from collections.abc import Collection
 from typing import Any, Final
 
-from strata.kernels.cuda.compile import OPTIONS, Constants, source_text
+from strata.kernels.cuda.compile import OPTIONS, Constants, architecture, source_text
 from strata.kernels.cuda.machine_code import machine_code, place
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ Job = tuple[str, tuple[tuple[str, int | str], ...]]
 
 def missing(nvrtc: Any, jobs: Collection[Job], arch: int) -> list[Job]:
     """Jobs without machine code on disk, each once."""
-    places = {place(nvrtc, source_text(source, **dict(constants)), arch, OPTIONS): (source, constants)
+    places = {place(nvrtc, source_text(source, **dict(constants)), architecture(source, arch), OPTIONS): (source, constants)
               for source, constants in jobs}  # fmt: skip
     return [job for path, job in places.items() if not path.exists()]
 
@@ -77,7 +77,7 @@ def main() -> None:
     arch, jobs = int(sys.argv[1]), json.load(sys.stdin)
     for source, constants in jobs:
         given: Constants = dict(constants)
-        machine_code(cp.cuda.nvrtc, source_text(source, **given), arch, OPTIONS)
+        machine_code(cp.cuda.nvrtc, source_text(source, **given), architecture(source, arch), OPTIONS)
 
 
 if __name__ == "__main__":
