@@ -31,7 +31,7 @@ from rich.console import Console
 
 from strata.bench.kernels_cuda import Bench
 from strata.bench.report import Report, show
-from strata.kernels.cuda import arguments, compile, hyper, mixture, product, prompt_plans
+from strata.kernels.cuda import arguments, compile, hyper, mixture, product, prompt_plans, wide
 from strata.kernels.cuda import card as cards
 from strata.kernels.cuda.plans import DENSE, GATE_UP, PAIRS, order
 from strata.kernels.cuda.prompt_plans import CUTS, Cut, expected, fitted, prompt_plan
@@ -52,7 +52,7 @@ EXPERT_TYPES = ("IQ3_S_CARD", "IQ4_NL_CARD")
 TRIED = (*CUTS[:9], Cut(64, 2, 4, 3), Cut(64, 2, 3, 2))
 CHECKED = 8
 REPEATS = 5
-MODULES = (arguments, compile, mixture, product)
+MODULES = (arguments, compile, mixture, product, wide)
 """Modules that ask for kernels."""
 
 Kernels = set[tuple[str, str, tuple[tuple[str, int | str], ...]]]
@@ -158,8 +158,8 @@ def milliseconds(bench: Bench, call: Callable[[], Any]) -> dict[str, list[float]
 
 def product_of(ms: dict[str, list[float]], mode: str) -> list[float]:
     """The figures of the product in this mode, whichever kernel it was."""
-    (label,) = (label for label in ms if label.startswith("product_") and label.split()[1] == mode)
-    return ms[label]
+    products = [k for k in ms if k == "prompt_wide" or (k.startswith("product_") and k.split()[1] == mode)]
+    return ms[products[0]]
 
 
 @contextmanager

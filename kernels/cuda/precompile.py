@@ -36,8 +36,10 @@ Job = tuple[str, tuple[tuple[str, int | str], ...]]
 
 def missing(nvrtc: Any, jobs: Collection[Job], arch: int) -> list[Job]:
     """Jobs without machine code on disk, each once."""
-    places = {place(nvrtc, source_text(source, **dict(constants)), architecture(source, arch), OPTIONS): (source, constants)
-              for source, constants in jobs}  # fmt: skip
+    places = {}
+    for source, constants in jobs:
+        text = source_text(source, **dict(constants))
+        places[place(nvrtc, text, architecture(source, arch), OPTIONS)] = source, constants
     return [job for path, job in places.items() if not path.exists()]
 
 

@@ -10,7 +10,7 @@ readable up to the next address that is a multiple of 16; a float weight must be
 Shapes   x (n, cols) float32, C-contiguous, at an address that is a multiple of 16 -> (n, rows) of each matrix
 Errors   ValueError naming the argument, the wanted and the given
 Cost     a window reads every weight byte once; a prompt unpacks a tile of weights once for up to 256 rows, a long one
-         once for all (scratch: 1.25 or 1.5 bytes a weight)
+         once for all (scratch: 1.25 or 1.5 bytes a weight; wide.py: 2.1 or 2.25 and as many an input)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from strata.kernels.check import check, require
 from strata.kernels.cuda import card as cards
-from strata.kernels.cuda import chains, few_plans, forms, plans, row_product, wide_plans
+from strata.kernels.cuda import chains, few_plans, forms, plans, row_product
 from strata.kernels.cuda.arguments import (
     MATRICES,
     PROMPT,
@@ -41,7 +41,8 @@ from strata.kernels.cuda.forms import Quantized as Quantized
 from strata.kernels.cuda.lanes import launch_prompt, vector_width
 from strata.kernels.cuda.plans import CHUNK, DENSE, GATE_UP, UNTUNED, WINDOW_ROWS, Tuning
 from strata.kernels.cuda.prompt_plans import PromptPlan, ready_plan
-from strata.kernels.cuda.workspace import ALIGNMENT, DeviceArray, Workspace
+from strata.kernels.cuda.wide import Wide, wide
+from strata.kernels.cuda.workspace import DeviceArray, Workspace
 from strata.kernels.formats import TensorType, Weight
 from strata.kernels.ops import ACT_BLOCK
 
@@ -305,14 +306,13 @@ def _launch(
     n: int,
     parts: int = 1,
 ) -> None:
-    """A product with quantised inputs; of weights that are unpacked first, where that pays and there is room."""
+    """A product with quantised inputs; with weights that are unpacked first, or by steps of four warps (wide.py),
+    where that pays and there is room."""
     rows = tuple([rows for _, _, rows in matrices])
     way = _prepared(cards.card(), kind, rows, cols, n, few_plans.limits(), parts)
     pointers = (made.q, made.d, made.sums, join, *_NO_PAIRS)
-    wide = way.wide
-    if wide is not None and wide.wants <= workspace.free:
-        with workspace.scratch():
-            _launch_wide(workspace, wide, matrices, made, join)
+    if way.wide is not None and way.wide.wants <= workspace.free:
+        way.wide(workspace, matrices, made, join)
         return
     ready = way.ready
     if ready is None or sum(ready.sizes) > workspace.free:
@@ -340,27 +340,13 @@ class _Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wide:
-    """The same by steps of four warps, whose inputs are written anew, too. wants: bytes of both."""
-
-    unpack: Prepared
-    product: Prepared
-    sizes: tuple[int, ...]
-    of_inputs: int
-
-    @property
-    def wants(self) -> int:
-        return sum(self.sizes) + self.of_inputs + (len(self.sizes) + 1) * ALIGNMENT
-
-
-@dataclass(frozen=True, slots=True)
 class _Ways:
-    """Launches of a product: with the weights of the file; with unpacked ones, or by steps of four warps, where that
-    pays."""
+    """Launches of a product: with the weights of the file; where that pays, with unpacked ones, by steps of four
+    warps."""
 
     plain: Prepared
     ready: _Ready | None
-    wide: _Wide | None
+    wide: Wide | None
 
 
 @lru_cache(maxsize=1024)
@@ -372,9 +358,8 @@ def _prepared(
     plan = few_plans.plan(card, kind, DENSE, rows, cols, n)
     layout = {"cols": cols, "pitch": parts * cols, "apart": cols if parts > 1 else 0}
     plain = _product(plan, kind, rows, n, **layout)
-    wide = wide_plans.wide_plan(card, kind, rows, cols, n) if isinstance(plan, PromptPlan) else None
+    by_four = wide(card, kind, rows, cols, n, layout) if isinstance(plan, PromptPlan) else None
     ready = ready_plan(card, kind, plan, rows, cols, n) if isinstance(plan, PromptPlan) else None
-    by_four = None if wide is None else _wide(wide, kind, rows, cols, n, layout)
     if ready is None:
         return _Ways(plain, None, by_four)
     constants, shared = ready.unpacking(kind)
@@ -385,45 +370,6 @@ def _prepared(
     )  # fmt: skip
     sizes = tuple([ready.unpacked(kind, r, cols) for r in rows])
     return _Ways(plain, _Ready(unpack, _product(ready, kind, rows, n, **layout), sizes), by_four)
-
-
-def _wide(
-    plan: wide_plans.WidePlan, kind: TensorType, rows: tuple[int, ...], cols: int, n: int, layout: dict[str, int]
-) -> _Wide:
-    constants, shared = wide_plans.unpacking(kind)
-    each, chunks = wide_plans.ROWS, -(-cols // CHUNK)
-    tiles = sum(-(-r // each) for r in rows)
-    unpack = Prepared(
-        PROMPT, "prompt_wide_weights", constants, tiles * chunks, plan.threads, shared,
-        rows, each, n=chunks, divide=1, run=1, row_tiles=tiles, **layout,
-    )  # fmt: skip
-    product = Prepared(
-        PROMPT, plan.source, plan.constants(kind), plan.blocks, plan.threads, plan.shared,
-        rows, each, n=n, divide=1, run=plan.band, row_tiles=tiles, **layout,
-    )  # fmt: skip
-    sizes = tuple([wide_plans.bytes_of_weights(kind, r, cols) for r in rows])
-    return _Wide(unpack, product, sizes, wide_plans.bytes_of_inputs(n, layout["pitch"]))
-
-
-def _launch_wide(
-    workspace: Workspace,
-    wide: _Wide,
-    matrices: list[tuple[int, DeviceArray, int]],
-    made: Quantized,
-    join: DeviceArray | None,
-) -> None:
-    """Both operands as halves, then the product. Takes scratch that the caller gives back."""
-    n, cols = made.q.shape
-    unpacked = [workspace.array((size,), np.uint8) for size in wide.sizes]
-    inputs = workspace.array((wide.of_inputs,), np.uint8)
-    wide.unpack([(data, to, each) for (data, _, each), to in zip(matrices, unpacked, strict=True)], _NOTHING)
-    warps = -(-n // wide_plans.COLUMNS) * (wide_plans.COLUMNS // 8) * (cols // ACT_BLOCK)
-    kernel = load_kernel("prompt_wide_inputs.cu", "prompt_wide_inputs")
-    kernel((-(-warps // 8),), (256,), (made.q, made.d, inputs, n, cols), shared_mem=0)
-    wide.product(
-        [(address(data), out, each) for (_, out, each), data in zip(matrices, unpacked, strict=True)],
-        (inputs, None, None, join, *_NO_PAIRS),
-    )
 
 
 def _product(

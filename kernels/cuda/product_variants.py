@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Final
 
-from strata.kernels.cuda import fetch, few_plans, plans, prompt_plans, row_plans
+from strata.kernels.cuda import fetch, few_plans, plans, prompt_plans, row_plans, wide_plans
 from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.chains import chains_plan
 from strata.kernels.cuda.compile import Constants
@@ -64,6 +64,8 @@ def products(
     yield "quantize.cu", {"INPUT_ORDER": "NATIVE", "SUMS": 0, "SILU": 1, "PARTS": 4}
     for sums in (0, 16):
         yield "quantize.cu", {"INPUT_ORDER": "NATIVE", "SUMS": sums, "SILU": 1, "TIMES": 1}
+    if card.arch == wide_plans.ARCH:
+        yield "prompt_wide_inputs.cu", {}
     yield "join_pairs.cu", {"USED": 10}
     for name in ("group_rows", "gate_times_up", "count_hits", "handover", "mapped_rows"):
         yield f"{name}.cu", {}
@@ -100,6 +102,10 @@ def _blocks(
                 if ready is not None:
                     yield "product_prompt.cu", ready.constants(kind, mode)
                     yield "prompt_unpack.cu", ready.unpacking(kind)[0]
+                by_four = wide_plans.wide_plan(card, kind, (1 << 14,), 1 << 12, n) if mode == DENSE else None
+                if by_four is not None:
+                    yield "prompt_wide.cu", by_four.constants(kind)
+                    yield "prompt_wide_weights.cu", wide_plans.unpacking(kind)[0]
                 if mode == GATE_UP:
                     yield "product_prompt.cu", tile.constants(kind, mode, kind)
     yield "dequantize.cu", {"TYPE": kind.name}

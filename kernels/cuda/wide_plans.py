@@ -15,22 +15,30 @@ from strata.kernels.cuda.plans import ACTIVATION_BLOCK, chunk_pitch, table_bytes
 from strata.kernels.formats import TensorType
 
 ARCH: Final = 90
-"""The architecture whose four warps multiply together out of shared memory."""
+"""The architecture whose warps multiply by four, out of shared memory."""
 STEP: Final = 64
 """Columns of a step."""
-ROWS: Final = 192
-"""Weight rows of a tile, and COLUMNS activation rows."""
-COLUMNS: Final = 128
+ROWS: Final = 128
+"""Weight rows of a tile, and COLUMNS activation rows: of a team of four warps TEAM."""
+COLUMNS: Final = 192
 TEAM: Final = 64
-"""Rows of four warps."""
+OCTET: Final = 8
+"""Rows whose operands lie together."""
 HALF: Final = 2
 FLOAT: Final = 4
 STAGES: Final = 4
 """Steps whose operands a block has in shared memory."""
 BAND: Final = 8
-"""Column tiles whose blocks follow each other: blocks that work at the same time share rows and columns."""
-LEAST_WORK: Final = 8_000_000_000
-"""Multiply-adds from which writing halves first pays."""
+"""Column tiles whose blocks follow each other, so that blocks which work at the same time share rows and columns. H200,
+2026-11-30: 4 to 43 are alike."""
+LEAST_WORK: Final = 30_000_000_000
+"""Multiply-adds from which writing halves first pays; LEAST_ROWS of the matrices, for those of the inputs, and
+LEAST_COLS of a row, for the beginning and the end of a tile."""
+LEAST_ROWS: Final = 1024
+LEAST_COLS: Final = 1024
+LEAST_BUSY: Final = 0.88
+"""Part of the multiprocessors that have a tile, on the average: where it is less, the smaller tiles of
+product_prompt.cu leave fewer waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +51,21 @@ class WidePlan:
     shared: int
 
     source = "prompt_wide"
-    threads = 2 * ROWS
+    threads = COLUMNS // TEAM * 128
 
     def constants(self, kind: TensorType) -> dict[str, int | str]:
         """Macros of prompt_wide.cu; SHARED is checked there against its own layout."""
-        return {"TYPE": kind.name, "STAGES": self.stages, "SHARED": self.shared}
+        return {"GROUP": kind.group, "STAGES": self.stages, "SHARED": self.shared}
 
 
 def unpacking(kind: TensorType) -> tuple[dict[str, int | str], int]:
     """Macros of prompt_wide_weights.cu, bytes of its shared memory."""
     return {"TYPE": kind.name}, ROWS * chunk_pitch(kind) + table_bytes(kind)
+
+
+def row_tiles(rows: tuple[int, ...]) -> int:
+    """Of all matrices."""
+    return sum(-(-r // ROWS) for r in rows)
 
 
 def step_of_weights(kind: TensorType) -> int:
@@ -67,7 +80,7 @@ def step_of_inputs() -> int:
 
 def bytes_of_weights(kind: TensorType, rows: int, cols: int) -> int:
     """Of a matrix as prompt_wide_weights.cu writes it."""
-    return -(-rows // ROWS) * (cols // STEP) * step_of_weights(kind)
+    return row_tiles((rows,)) * (cols // STEP) * step_of_weights(kind)
 
 
 def bytes_of_inputs(n: int, cols: int) -> int:
@@ -75,14 +88,24 @@ def bytes_of_inputs(n: int, cols: int) -> int:
     return -(-n // COLUMNS) * (cols // STEP) * step_of_inputs()
 
 
+def possible(card: Card, kind: TensorType, cols: int) -> bool:
+    """Whether the card, the type and the columns allow it."""
+    return card.arch == ARCH and not kind.is_float and not kind.has_offset and cols % STEP == 0
+
+
+def pays(card: Card, rows: tuple[int, ...], cols: int, n: int) -> bool:
+    """Whether it is quicker than product_prompt.cu."""
+    if sum(rows) * cols * n < LEAST_WORK or sum(rows) < LEAST_ROWS or cols < LEAST_COLS:
+        return False
+    tiles = row_tiles(rows) * -(-n // COLUMNS)
+    turns = -(-tiles // card.multiprocessors)
+    return sum(rows) * n / (turns * card.multiprocessors * ROWS * COLUMNS) >= LEAST_BUSY
+
+
 def wide_plan(card: Card, kind: TensorType, rows: tuple[int, ...], cols: int, n: int) -> WidePlan | None:
     """Of matrices of one type with these rows, and n activation rows."""
-    if card.arch != ARCH or kind.is_float or kind.has_offset or cols % STEP:
-        return None
-    if sum(rows) * cols * n < LEAST_WORK:
+    if not possible(card, kind, cols) or not pays(card, rows, cols, n):
         return None
     shared = STAGES * (step_of_weights(kind) + step_of_inputs() + 2 * 8)
-    if shared > card.shared_block:
-        return None
-    tiles = sum(-(-r // ROWS) for r in rows) * -(-n // COLUMNS)
-    return WidePlan(STAGES, min(tiles, card.multiprocessors), BAND, shared)
+    tiles = row_tiles(rows) * -(-n // COLUMNS)
+    return WidePlan(STAGES, min(tiles, card.multiprocessors), BAND, shared) if shared <= card.shared_block else None

@@ -4,14 +4,17 @@
 // takes turns of a scheduler to load operands, and what is left for the warps is to scale and add sums, two multiply-adds
 // for each, in the order of ops.py.
 //
-// A team of four warps has 64 of the block's 192 weight rows and all of its 128 columns, in two halves: while one half's
-// sums are scaled, the other's steps are under way. Three teams share the inputs. One thread sends for the operands of a
+// A block has tiles of 128 weight rows and 192 columns. A team of four warps has all of the rows and 64 of the columns, in two
+// halves: while one half's sums are scaled and added, the other's steps are under way. One warp sends for the operands of a
 // step, some steps ahead, when everybody has left their place. A block goes from tile to tile without a pause.
 //
-// Constants: TYPE, STAGES of operands. Arguments: of product_prompt.cu; matrices and q as prompt_wide_weights.cu and
-// prompt_wide_inputs.cu made them; run: column tiles of a band, in which blocks that work at the same time share rows and columns.
+// No branch of a step depends on a lane: the compiler then knows that the addresses of operands are the same for a warp, and
+// keeps them in the registers from which matrix steps want them.
+//
+// Constants: GROUP of a scale (16, 32), STAGES of operands, SHARED bytes that wide_plans.py asks for. Arguments: of product_prompt.cu; matrices and q
+// as prompt_wide_weights.cu and prompt_wide_inputs.cu made them; run: column tiles of a band, whose blocks follow each other
+// row tile by row tile, so that blocks which work at the same time share rows and columns.
 #include "device.cuh"
-#include "formats.cuh"
 #include "warpgroup.cuh"
 #include "wide.cuh"
 
@@ -19,15 +22,14 @@
 #define GATE_UP 1
 #define MODE DENSE
 
-typedef TYPE F;
 enum { BN = WIDE_COLUMNS, ROWS = WIDE_ROWS };
 
 #include "prompt_work.cuh"
 
 enum {
-    TEAMS = WIDE_ROWS / 64,
+    TEAMS = WIDE_COLUMNS / 64,
     THREADS = 128 * TEAMS,
-    GROUPS = WIDE_STEP / F::GROUP,
+    GROUPS = WIDE_STEP / GROUP,
     CODES = WIDE_ROWS * WIDE_STEP * 2,
     UNPACKED = CODES + GROUPS * WIDE_ROWS * 4,
     STAGE = UNPACKED + WIDE_FETCHED,
@@ -35,7 +37,6 @@ enum {
     SHARED_BYTES = AT_BARRIERS + STAGES * 16
 };
 static_assert(SHARED_BYTES == SHARED, "wide_plans.py asks for another size than this layout has");
-static_assert(!F::OFFSET, "offsets are not added here");
 
 // Where a tile lies: its matrix, first weight row, first column.
 struct Tile {
@@ -44,20 +45,20 @@ struct Tile {
 
 DEVICE Tile find_tile(const Arguments& a, int tile) {
     const int columns = (a.n + BN - 1) / BN, of_band = a.run * a.row_tiles, band = tile / of_band, rest = tile % of_band;
-    const int wide = min(a.run, columns - band * a.run);
-    Tile found{0, rest / wide, (band * a.run + rest % wide) * BN};
+    const int across = min(a.run, columns - band * a.run);
+    Tile found{0, rest / across, (band * a.run + rest % across) * BN};
     int before = 0;
     while (found.row >= a.matrix[found.matrix].last_tile) before = a.matrix[found.matrix++].last_tile;
     found.row = (found.row - before) * ROWS;
     return found;
 }
 
-// Sends for operands, step after step of tile after tile.
+// Sends for operands, step after step of tile after tile. All lanes of a warp come, and one of them sends.
 struct Sender {
     const Arguments& a;
     u32 shared;
     int tile, tiles, step, steps, stage;
-    u32 parity;          // of the round before, when the stage was last used
+    u32 parity;  // of the round before, when the stage was last used
     const u8 *weights, *inputs;
 
     DEVICE void enter() {
@@ -67,13 +68,13 @@ struct Sender {
         inputs = a.q + (u64)(u32)(t.column / BN * (a.pitch / WIDE_STEP) + t.matrix * (a.apart / WIDE_STEP)) * WIDE_FETCHED;
     }
 
-    DEVICE void send() {
+    DEVICE void send(bool lane) {
         if (tile >= tiles) return;
         const u32 to = shared + stage * STAGE, full = shared + AT_BARRIERS + 8 * stage;
         barrier_wait(full + 8 * STAGES, parity);
-        barrier_expect(full, STAGE);
-        copy_bulk(to, weights, UNPACKED, full);
-        copy_bulk(to + UNPACKED, inputs, WIDE_FETCHED, full);
+        barrier_expect(full, STAGE, lane);
+        copy_bulk(to, weights, UNPACKED, full, lane);
+        copy_bulk(to + UNPACKED, inputs, WIDE_FETCHED, full, lane);
         weights += UNPACKED, inputs += WIDE_FETCHED;
         if (++stage == STAGES) stage = 0, parity ^= 1;
         if (++step < steps) return;
@@ -82,34 +83,48 @@ struct Sender {
     }
 };
 
-// The steps of a group for half of the columns: of 16 inputs, or two of these.
-DEVICE void multiply_group(float (&sums)[32], u32 weights, u32 inputs, int group) {
-    enum { BYTES = 256 };  // of 16 columns of eight rows
-    const u32 at = group * (F::GROUP / 16) * BYTES;
-    multiply64<false>(sums, operand(weights + at), operand(inputs + at));
-    if (F::GROUP == 32) multiply64<true>(sums, operand(weights + at + BYTES), operand(inputs + at + BYTES));
+// The steps of a group for all rows and half of the team's columns: of 16 inputs, or two of these.
+DEVICE void multiply_group(float (&sums)[2][16], u32 weights, u32 inputs, int group) {
+    enum { SIXTEEN = 256 >> 4, LOWER = 8 * WIDE_OCTET >> 4 };  // operands: 16 columns further, 64 rows further
+    sums_there(sums[0]);
+    sums_there(sums[1]);
+    steps_begin();
+#pragma unroll
+    for (int k = 0; k < GROUP / 16; k++)
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+            const u32 at = (group * (GROUP / 16) + k) * SIXTEEN;
+            if (k) multiply64x32<true>(sums[m], weights + at + m * LOWER, inputs + at);
+            else multiply64x32<false>(sums[m], weights + at + m * LOWER, inputs + at);
+        }
     steps_commit();
 }
 
-// acc += sums, scaled: s of the lane's two rows, d of its columns.
-DEVICE void add_sums(float (&acc)[32], const float (&sums)[32], const float4* d, float2 s) {
+// acc += sums, scaled: s of the lane's four rows, d of its columns. Four rows follow each other with a number of d, which is
+// then read from its register once for them: registers are what this kernel waits for. With + 0, since the written order
+// has no sum of -0.
+DEVICE void add_sums(float (&acc)[2][16], const float (&sums)[2][16], const float4* d, const float2 (&s)[2]) {
 #pragma unroll
-    for (int j = 0; j < 8; j += 2) {
+    for (int j = 0; j < 4; j += 2) {
         const float4 v = d[2 * j];
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const float by = i < 4 ? (i & 1 ? v.y : v.x) : (i & 1 ? v.w : v.z);
-            float& sum = acc[4 * j + i];
-            sum = fmaf(fmaf(sums[4 * j + i], i & 2 ? s.y : s.x, 0.0f), by, sum);  // + 0: no sum is -0 in the written order
+        for (int c = 0; c < 4; c++) {
+            const float by = c == 0 ? v.x : c == 1 ? v.y : c == 2 ? v.z : v.w;
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                const int m = r >> 1, at = 4 * (j + c / 2) + c % 2 + 2 * (r & 1);
+                acc[m][at] = fmaf(fmaf(sums[m][at], r & 1 ? s[m].y : s[m].x, 0.0f), by, acc[m][at]);
+            }
         }
     }
 }
 
-DEVICE void store_half(const Arguments& a, const float (&acc)[32], const Tile& tile, int row, int column) {
+// Sums of two rows and eight columns of a lane.
+DEVICE void store(const Arguments& a, const float (&acc)[16], const Tile& tile, int row, int column) {
     const int rows = a.matrix[tile.matrix].rows;
     float* out = a.matrix[tile.matrix].out;
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < 8; i++) {
         const int c = column + 8 * (i >> 1) + (i & 1);
         if (c >= a.n) continue;
         float* line = out + (u64)(u32)c * (u32)rows + row;
@@ -125,11 +140,12 @@ DEVICE void store_half(const Arguments& a, const float (&acc)[32], const Tile& t
 
 KERNEL __launch_bounds__(THREADS, 1) void prompt_wide(PARAMETER Arguments a) {
     extern __shared__ __align__(1024) u8 shared[];
+    enum { HALF = 4 * WIDE_OCTET >> 4, PHASES = 2 * GROUPS };
     const u32 base = shared_address(shared), barriers = base + AT_BARRIERS;
-    const int warp = threadIdx.x >> 5, team = warp >> 2, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const int warp = (int)__reduce_max_sync(~0u, threadIdx.x >> 5), team = warp >> 2;  // a register that the lanes share
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int tiles = a.row_tiles * ((a.n + BN - 1) / BN), steps = a.cols / WIDE_STEP;
-    const bool sends = threadIdx.x == 0;
-    if (sends) {
+    if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(barriers + 8 * i, 1);
             barrier_init(barriers + 8 * (STAGES + i), THREADS / 32);
@@ -140,64 +156,55 @@ KERNEL __launch_bounds__(THREADS, 1) void prompt_wide(PARAMETER Arguments a) {
     __syncthreads();
 
     Sender sender{a, base, (int)blockIdx.x, tiles, 0, steps, 0, 1, nullptr, nullptr};  // a new barrier's phase before is over
-    if (sends) {
+    if (warp == 0) {
         sender.enter();
 #pragma unroll 1
-        for (int i = 0; i < STAGES - 1; i++) sender.send();
+        for (int i = 0; i < STAGES - 1; i++) sender.send(lane == 0);
     }
 
-    float acc[2][32] = {}, sums[2][32] = {};
+    float acc[2][2][16] = {}, sums[2][2][16] = {};  // of each half of the columns, 64 rows and 64 rows
     int stage = 0;
     u32 parity = 0;
+    barrier_wait(barriers, 0);
 #pragma unroll 1
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
 #pragma unroll 1
         for (int step = 0; step < steps; step++) {
             const u8* place = shared + stage * STAGE;
-            const float2* scales = (const float2*)(place + CODES) + 8 * warp + g;
-            const float4* d = (const float4*)(place + UNPACKED + WIDE_INPUTS) + t;
-            const u32 weights = base + stage * STAGE + team * (8 * WIDE_OCTET), inputs = base + stage * STAGE + UNPACKED;
-            barrier_wait(barriers + 8 * stage, parity);
-            steps_begin();
+            const float2* scales = (const float2*)(place + CODES) + 8 * (warp & 3) + g;
+            const float4* d = (const float4*)(place + UNPACKED + WIDE_INPUTS) + 16 * team + t;
+            const u32 weights = operand(base + stage * STAGE), inputs = weights + (UNPACKED + team * (8 * WIDE_OCTET) >> 4);
+            const bool around = stage + 1 == STAGES, more = step + 1 < steps || tile + (int)gridDim.x < tiles;
+            const int next = around ? 0 : stage + 1;
             multiply_group(sums[0], weights, inputs, 0);
-            multiply_group(sums[1], weights, inputs + 8 * WIDE_OCTET, 0);
-            float2 s = scales[0];
+            multiply_group(sums[1], weights, inputs + HALF, 0);
 #pragma unroll
-            for (int group = 0; group < GROUPS; group++) {
-                const bool last = group + 1 == GROUPS;
-                const float4* of_span = d + group / (32 / F::GROUP) * (WIDE_COLUMNS / 4);
-                steps_wait<1>();
-                sums_there(sums[0]);
-                add_sums(acc[0], sums[0], of_span, s);
-                if (!last) {
-                    sums_there(sums[0]);
-                    steps_begin();
-                    multiply_group(sums[0], weights, inputs, group + 1);
-                    steps_wait<1>();
-                } else {
-                    steps_wait<0>();
-                }
-                sums_there(sums[1]);
-                add_sums(acc[1], sums[1], of_span + 16, s);
-                if (!last) {
-                    sums_there(sums[1]);
-                    steps_begin();
-                    multiply_group(sums[1], weights, inputs + 8 * WIDE_OCTET, group + 1);
-                    s = scales[(group + 1) * (WIDE_ROWS / 2)];
-                }
+            for (int phase = 0; phase < PHASES; phase++) {
+                const int group = phase >> 1, half = phase & 1;
+                const float2* of_group = scales + group * (WIDE_ROWS / 2);
+                const float2 s[2] = {of_group[0], of_group[32]};
+                if (phase + 1 < PHASES) steps_wait<1>();
+                else steps_wait<0>();
+                sums_there(sums[half][0]);
+                sums_there(sums[half][1]);
+                add_sums(acc[half], sums[half], d + group / (32 / GROUP) * (WIDE_COLUMNS / 4) + 8 * half, s);
+                if (phase + 2 < PHASES) multiply_group(sums[half], weights, inputs + half * HALF, group + 1);
             }
+            if (more) barrier_wait(barriers + 8 * next, parity ^ (u32)around);
             __syncwarp();
-            if (lane == 0) barrier_arrive(barriers + 8 * (STAGES + stage));
-            if (++stage == STAGES) stage = 0, parity ^= 1;
-            if (sends) sender.send();  // where everybody was a step ago
+            barrier_arrive(barriers + 8 * (STAGES + stage), lane == 0);
+            stage = next, parity ^= (u32)around;
+            if (warp == 0) sender.send(lane == 0);  // to where everybody was a step ago
         }
         const Tile here = find_tile(a, tile);
-        const int row = here.row + 16 * warp + g;
+        const int row = here.row + 16 * (warp & 3) + g, column = here.column + 64 * team + 2 * t;
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            store_half(a, acc[half], here, row, here.column + 64 * half + 2 * t);
+        for (int half = 0; half < 2; half++)
 #pragma unroll
-            for (int i = 0; i < 32; i++) acc[half][i] = 0.0f;
-        }
+            for (int m = 0; m < 2; m++) {
+                store(a, acc[half][m], here, row + 64 * m, column + 32 * half);
+#pragma unroll
+                for (int i = 0; i < 16; i++) acc[half][m][i] = 0.0f;
+            }
     }
 }

@@ -9,8 +9,8 @@
 enum {
     WIDE_STEP = 64,
     WIDE_OCTET = 1024,         // bytes of eight rows of a step
-    WIDE_ROWS = 192,           // of a tile of weights
-    WIDE_COLUMNS = 128,        // activation rows of a tile
+    WIDE_ROWS = 128,           // of a tile of weights
+    WIDE_COLUMNS = 192,        // activation rows of a tile
     WIDE_INPUTS = WIDE_COLUMNS * WIDE_STEP * 2,
     WIDE_FETCHED = WIDE_INPUTS + WIDE_COLUMNS * (WIDE_STEP / 32) * 4  // with the scales of two spans
 };
@@ -18,8 +18,8 @@ enum {
 // Four int8 as halves, in their order.
 DEVICE uint2 halves(u32 bytes) {
     const u32 above = bytes ^ 0x80808080, thousand = 0x64646464;  // 1,024 + 128 + each, a half whose last bits they are
-    u32 low = permute(above, thousand, 0x4140), high = permute(above, thousand, 0x4342);
-    asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(low) : "r"(0x64806480));
-    asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(high) : "r"(0x64806480));
+    u32 low, high;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(low) : "r"(permute(above, thousand, 0x4140)), "r"(0x64806480));
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(high) : "r"(permute(above, thousand, 0x4342)), "r"(0x64806480));
     return make_uint2(low, high);
 }

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from strata.kernels.cuda import wide_plans
 from strata.kernels.cuda.card import OWN_SHARED
 from strata.kernels.cuda.compile import SOURCES, Constants
 from strata.kernels.cuda.hyper import rows_of_a_team, teams_of_a_block
@@ -46,8 +47,10 @@ SPILLS = {
 }
 """Kernels that keep registers in memory, and why they may."""
 
-NOT_FOR = {(75, "prompt_few.cu")}
-"""Sources that an architecture does not run: it has no copies that run beside the work."""
+NOT_FOR = {(75, "prompt_few.cu")} | {
+    (arch, f"prompt_wide{of}.cu") for arch in CARDS if arch != wide_plans.ARCH for of in ("", "_inputs", "_weights")
+}
+"""Sources that an architecture does not run: it has no copies that run beside the work, no steps of four warps."""
 
 OVERLAPPING_DRIVER = 12030
 

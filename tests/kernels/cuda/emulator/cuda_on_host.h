@@ -234,6 +234,12 @@ static inline void ptx_prmt_b32(unsigned& r, unsigned a, unsigned b, unsigned pi
     }
 }
 static inline void ptx_cvt_f32_f16(float& r, unsigned short h) { _Float16 v; memcpy(&v, &h, 2); r = float(v); }
+static inline void ptx_sub_rn_f16x2(unsigned& r, unsigned a, unsigned b) {
+    _Float16 x[2], y[2];
+    memcpy(x, &a, 4), memcpy(y, &b, 4);
+    for (int i = 0; i < 2; i++) x[i] = _Float16(float(x[i]) - float(y[i]));
+    memcpy(&r, x, 4);
+}
 static inline void ptx_cvt_rn_f16_f32(unsigned short& h, float f) { _Float16 v = _Float16(f); memcpy(&h, &v, 2); }
 static inline void ptx_rcp_approx_ftz_f32(float& r, float b) { r = 1.0f / b; }
 static inline void ptx_cp_async_cg_shared_global(unsigned to, const void* from) { emulated::copy_later(to, from, 16); }

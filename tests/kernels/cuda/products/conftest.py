@@ -15,7 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.kernels.cuda import arguments, card, fetch, few_plans, handover, mixture, product, prompt_plans, repack
+from strata.kernels.cuda import (
+    arguments,
+    card,
+    fetch,
+    few_plans,
+    handover,
+    mixture,
+    product,
+    prompt_plans,
+    repack,
+    wide,
+    wide_plans,
+)
 from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.workspace import Workspace
 from strata.kernels.formats import Weight
@@ -185,6 +197,19 @@ def unpacked_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(prompt_plans, "READY_WORK", 0)
     product._prepared.cache_clear()
     yield
+    product._prepared.cache_clear()
+
+
+@pytest.fixture
+def four_warps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Prompts that go through tiles are multiplied by four warps together where card and type allow it; an entry for
+    each."""
+    products: list[str] = []
+    call = wide.Wide.__call__
+    monkeypatch.setattr(wide_plans, "pays", lambda *_: True)
+    monkeypatch.setattr(wide.Wide, "__call__", lambda *given: (products.append("wide"), call(*given))[1])
+    product._prepared.cache_clear()
+    yield products
     product._prepared.cache_clear()
 
 

@@ -69,6 +69,8 @@ def test_prompts_of_every_type(request, place, random_weight, kind):
     if not kind.is_float:
         request.getfixturevalue("unpacked_once")
         place.check_linear([w], 19)
+        request.getfixturevalue("four_warps")
+        place.check_linear([w], 19)
 
 
 def stacks(random_weight, gate: str, up: str, down: str, experts: int = EXPERTS):
