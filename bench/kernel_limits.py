@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -38,8 +39,11 @@ DELTA_MACS: Final = 3
 """Multiply-adds of a token for each number of the delta net's state: what the key finds, its change, the query."""
 LOOKED_UP: Final = {"sample_pick": (0,), "sample_recent": (0,), "dequantize": (0,), "float_rows": (0,)}
 """Arguments of which a kernel reads a few rows."""
-UNPACKING: Final = "prompt_unpack"
-"""A launch with the struct of a product that multiplies nothing."""
+HALF: Final = 2
+UNPACKING: Final = ("prompt_unpack", "prompt_wide_weights")
+"""Launches with the struct of a product that multiply nothing."""
+OF_FLOATS: Final = ("lanes_", "chains_", "route")
+"""What the names of kernels begin with whose matrices are floats: a matrix of blocks can have the shape of one."""
 WRITTEN_BACK: Final = {"hyper_rows": 0, "hyper_norm": 0, "hyper_add": 0, "gate_times_up": 0}
 """Which argument a kernel reads and writes."""
 ADDS: Final = ("hyper_rows", "hyper_norm")
@@ -103,10 +107,10 @@ class Attention(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of a pass of a model. types: of its matrices by (rows, columns, whether they are stacks of experts)."""
+    """Of a pass of a model. types: of its matrices by (rows, columns, whether they are stacks of experts, floats)."""
 
     spec: ModelSpec
-    types: Mapping[tuple[int, int, bool], TensorType]
+    types: Mapping[tuple[int, int, bool, bool], TensorType]
     ceilings: Ceilings
     rows: Pass
     kv: str = "fp32"
@@ -115,12 +119,12 @@ class Limits:
 
     @classmethod
     def of(cls, pack: Pack, ceilings: Ceilings, rows: Pass, kv: str = "fp32") -> Limits:
-        types: dict[tuple[int, int, bool], TensorType] = {}
+        types: dict[tuple[int, int, bool, bool], TensorType] = {}
         for name in sorted(pack, key=lambda name: name == TOKEN_EMBD):  # the head has its shape
             tensor = pack[name]
             if len(tensor.shape) > 1:
                 *stack, n, cols = map(int, tensor.shape)
-                types.setdefault((n, cols, bool(stack)), tensor.type)
+                types.setdefault((n, cols, bool(stack), tensor.type.is_float), tensor.type)
         gates = [
             next((pack[name].data.nbytes for name in pack if name.endswith(f"{end}.weight")), 0)
             for end in ("ssm_alpha", "ssm_beta")
@@ -142,7 +146,8 @@ class Limits:
         """Of all launches of one kernel in the pass; None where it is not known."""
         first = launches[0]
         if _products(first):
-            of = self._unpacking if first.kernel.name == UNPACKING else self._product
+            name = first.kernel.name
+            of = partial(self._unpacking, name) if name in UNPACKING else self._product
             works = [of(each) for launch in launches for each in _products(launch)]
             known = [work for work in works if work is not None]
             return Work.total(known) if len(known) == len(works) else None
@@ -165,8 +170,14 @@ class Limits:
 
     # ---------------------------------------------------------------------------------------------------------- parts
 
+    def _kinds(self, part: _Product) -> list[TensorType | None]:
+        """Of its matrices; a matrix of blocks may have become floats when it was loaded."""
+        keys = [(rows, part.cols, part.experts) for rows in part.rows]
+        blocks = [self.types.get((*key, False)) for key in keys]
+        return [self.types.get((*key, True), b) for key, b in zip(keys, blocks, strict=True)] if part.floats else blocks
+
     def _type(self, part: _Product) -> str:
-        kinds = [self.types.get((r, part.cols, part.experts)) for r in part.rows]
+        kinds = self._kinds(part)
         return "+".join(dict.fromkeys("?" if kind is None else kind.name for kind in kinds))
 
     def _product(self, part: _Product) -> Work | None:
@@ -174,8 +185,7 @@ class Limits:
         s, out = self.spec, Work()
         stacks = different(s.experts, s.experts_used, part.n / max(s.experts_used, 1)) if part.experts else 1.0
         times, inputs = 2 if part.twice else 1, QUANTISED
-        for rows in part.rows:
-            kind = self.types.get((rows, part.cols, part.experts))
+        for rows, kind in zip(part.rows, self._kinds(part), strict=True):
             if kind is None:
                 return None
             inputs = FLOAT if kind.is_float else QUANTISED
@@ -184,13 +194,15 @@ class Limits:
             out = out.plus(Work(n_bytes))
         return out.plus(Work(inputs * part.n / part.divide * part.cols))
 
-    def _unpacking(self, part: _Product) -> Work | None:
-        """Of matrices of the pack that are read, and written as int8, a group's scale and lift, and its offset."""
-        kinds = [self.types.get((rows, part.cols, False)) for rows in part.rows]
+    def _unpacking(self, name: str, part: _Product) -> Work | None:
+        """Of matrices of the pack that are read, and written: as int8, a group's scale and lift, and its offset; or as
+        halves and a group's scale."""
+        kinds = self._kinds(part)
         if None in kinds:
             return None
+        code, floats = (1, 2) if name == UNPACKING[0] else (HALF, 1)
         each = [
-            kind.row_bytes(part.cols) + part.cols * (1 + (2 + kind.has_offset) * FLOAT / kind.group)
+            kind.row_bytes(part.cols) + part.cols * (code + (floats + kind.has_offset) * FLOAT / kind.group)
             for kind in kinds
             if kind
         ]
@@ -247,7 +259,7 @@ class Limits:
 
 class _Product(NamedTuple):
     """Matrices of a launch. n: rows of activations, of experts pairs; divide: pairs that share an input; twice: gate
-    and up of experts, of which only one is listed."""
+    and up of experts, of which only one is listed; floats: whether they are of float types."""
 
     rows: tuple[int, ...]
     cols: int
@@ -255,6 +267,7 @@ class _Product(NamedTuple):
     experts: bool
     twice: bool
     divide: int
+    floats: bool
 
     @property
     def shape(self) -> str:
@@ -263,14 +276,15 @@ class _Product(NamedTuple):
 
 def _products(launch: Launch) -> list[_Product]:
     """The products of a launch, from its structs; none where it is no product."""
-    return [_read(each) for each in launch.arguments if _is_product(each)]
+    floats = launch.kernel.name.startswith(OF_FLOATS)
+    return [_read(each, floats) for each in launch.arguments if _is_product(each)]
 
 
 def _is_product(argument: Any) -> bool:
     return isinstance(argument, np.ndarray) and {"matrix", "cols"} <= set(argument.dtype.names or ())
 
 
-def _read(struct: np.ndarray) -> _Product:
+def _read(struct: np.ndarray, floats: bool) -> _Product:
     names = struct.dtype.names or ()
 
     def of(name: str) -> int:
@@ -279,10 +293,10 @@ def _read(struct: np.ndarray) -> _Product:
     rows = tuple(int(n) for n in struct["matrix"]["rows"] if n)
     used, twice = of("used"), bool(of("second"))
     if used:  # a window: pairs of gate and up share their row
-        return _Product(rows, of("cols"), of("n") * used, True, twice, used if twice else 1)
+        return _Product(rows, of("cols"), of("n") * used, True, twice, used if twice else 1, floats)
     if of("apart"):  # the matrices are parts of the columns of one
-        return _Product(rows[:1], of("pitch"), of("n"), False, False, 1)
-    return _Product(rows, of("cols"), of("n"), bool(of("first")), twice, max(of("divide"), 1))
+        return _Product(rows[:1], of("pitch"), of("n"), False, False, 1, floats)
+    return _Product(rows, of("cols"), of("n"), bool(of("first")), twice, max(of("divide"), 1), floats)
 
 
 def given(launch: Launch) -> int:

@@ -27,7 +27,8 @@ from strata.kernels.formats import TensorType
 from strata.kernels.ops import ACT_BLOCK
 
 _WARPS: Final = 8
-"""Of a block that writes inputs: a warp takes a block of ACT_BLOCK columns of an octet of rows."""
+"""Of a block that writes inputs: a warp takes _SPANS blocks of ACT_BLOCK columns of an octet of rows."""
+_SPANS: Final = 4
 _NOTHING: Final = (None,) * 11
 """All addresses of PROMPT."""
 _NO_SUMS: Final = (None, None)
@@ -62,7 +63,7 @@ class Wide:
             weights = [workspace.array((size,), np.uint8) for size in self.sizes]
             inputs = workspace.array((self.of_inputs,), np.uint8)
             self.unpack([(data, to, rows) for (data, _, rows), to in zip(matrices, weights, strict=True)], _NOTHING)
-            warps = -(-n // COLUMNS) * (COLUMNS // OCTET) * (cols // ACT_BLOCK)
+            warps = -(-n // COLUMNS) * (COLUMNS // OCTET) * -(-cols // (_SPANS * ACT_BLOCK))
             kernel = load_kernel("prompt_wide_inputs.cu", "prompt_wide_inputs")
             kernel((-(-warps // _WARPS),), (32 * _WARPS,), (made.q, made.d, inputs, n, cols), shared_mem=0)
             self.product(

@@ -31,12 +31,15 @@ STAGES: Final = 4
 BAND: Final = 8
 """Column tiles whose blocks follow each other, so that blocks which work at the same time share rows and columns. H200,
 2026-11-30: 4 to 43 are alike."""
-LEAST_WORK: Final = 30_000_000_000
+TURNS: Final = 0
+"""When a team of four warps lets the next one scale its sums: 0 whenever it can, 1 as soon as it begins itself, 2 to 5
+a quarter of its sums later each."""
+LEAST_WORK: Final = 20_000_000_000
 """Multiply-adds from which writing halves first pays; LEAST_ROWS of the matrices, for those of the inputs, and
 LEAST_COLS of a row, for the beginning and the end of a tile."""
 LEAST_ROWS: Final = 1024
 LEAST_COLS: Final = 1024
-LEAST_BUSY: Final = 0.88
+LEAST_BUSY: Final = 0.8
 """Part of the multiprocessors that have a tile, on the average: where it is less, the smaller tiles of
 product_prompt.cu leave fewer waiting."""
 
@@ -55,7 +58,7 @@ class WidePlan:
 
     def constants(self, kind: TensorType) -> dict[str, int | str]:
         """Macros of prompt_wide.cu; SHARED is checked there against its own layout."""
-        return {"GROUP": kind.group, "STAGES": self.stages, "SHARED": self.shared}
+        return {"GROUP": kind.group, "STAGES": self.stages, "SHARED": self.shared, "TURNS": TURNS}
 
 
 def unpacking(kind: TensorType) -> tuple[dict[str, int | str], int]:

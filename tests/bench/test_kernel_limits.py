@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -61,6 +62,18 @@ def test_unpacking_reads_a_matrix_and_writes_int8_and_scales_but_multiplies_noth
     one = product("prompt_unpack", PROMPT, [n], n=cols // 256, cols=cols, divide=1)
     work = Limits.of(pack, CEILINGS, Pass.prompt(4096)).work([one])
     assert gate.type.group == 32 and work == Work(float(gate.data.nbytes + n * cols * 5 // 4), 0.0, 0.0)
+    one = product("prompt_wide_weights", PROMPT, [n], n=cols // 256, cols=cols, divide=1)
+    work = Limits.of(pack, CEILINGS, Pass.prompt(4096)).work([one])
+    assert work == Work(float(gate.data.nbytes + n * cols * 17 // 8), 0.0, 0.0)
+
+
+def test_a_matrix_of_blocks_with_the_shape_of_a_router_keeps_its_type(pack):
+    router = pack["blk.0.ffn_gate_inp.weight"]
+    n, cols = router.shape
+    q8_0 = BY_NAME["Q8_0"]
+    limits = replace(of := Limits.of(pack, CEILINGS, EXPERTS), types={**of.types, (n, cols, False, False): q8_0})
+    assert router.type.is_float and limits.label(product("lanes_prompt", PROMPT, [n], cols=cols)).endswith("F32")
+    assert limits.label(product("prompt_wide", PROMPT, [n], cols=cols)).endswith("Q8_0")
 
 
 def test_a_head_of_the_tables_shape_has_its_own_type(packs):

@@ -4,9 +4,9 @@
 // takes turns of a scheduler to load operands, and what is left for the warps is to scale and add sums, two multiply-adds
 // for each, in the order of ops.py.
 //
-// A block has tiles of 128 weight rows and 192 columns. A team of four warps has all of the rows and 64 of the columns, in two
-// halves: while one half's sums are scaled and added, the other's steps are under way. One warp sends for the operands of a
-// step, some steps ahead, when everybody has left their place. A block goes from tile to tile without a pause.
+// A block has tiles of 128 weight rows and 192 columns, a team of four warps all of the rows and 64 of the columns: while its
+// matrix steps are under way the other teams scale and add. One warp sends for the operands of a step, some steps ahead,
+// when everybody has left their place. A block goes from tile to tile without a pause.
 //
 // No branch of a step depends on a lane: the compiler then knows that the addresses of operands are the same for a warp, and
 // keeps them in the registers from which matrix steps want them.
@@ -83,8 +83,8 @@ struct Sender {
     }
 };
 
-// The steps of a group for all rows and half of the team's columns: of 16 inputs, or two of these.
-DEVICE void multiply_group(float (&sums)[2][16], u32 weights, u32 inputs, int group) {
+// The steps of a group for all rows and the team's columns: of 16 inputs, or two of these.
+DEVICE void multiply_group(float (&sums)[2][32], u32 weights, u32 inputs, int group) {
     enum { SIXTEEN = 256 >> 4, LOWER = 8 * WIDE_OCTET >> 4 };  // operands: 16 columns further, 64 rows further
     sums_there(sums[0]);
     sums_there(sums[1]);
@@ -94,8 +94,8 @@ DEVICE void multiply_group(float (&sums)[2][16], u32 weights, u32 inputs, int gr
 #pragma unroll
         for (int m = 0; m < 2; m++) {
             const u32 at = (group * (GROUP / 16) + k) * SIXTEEN;
-            if (k) multiply64x32<true>(sums[m], weights + at + m * LOWER, inputs + at);
-            else multiply64x32<false>(sums[m], weights + at + m * LOWER, inputs + at);
+            if (k) multiply64x64<true>(sums[m], weights + at + m * LOWER, inputs + at);
+            else multiply64x64<false>(sums[m], weights + at + m * LOWER, inputs + at);
         }
     steps_commit();
 }
@@ -103,10 +103,11 @@ DEVICE void multiply_group(float (&sums)[2][16], u32 weights, u32 inputs, int gr
 // acc += sums, scaled: s of the lane's four rows, d of its columns. Four rows follow each other with a number of d, which is
 // then read from its register once for them: registers are what this kernel waits for. With + 0, since the written order
 // has no sum of -0.
-DEVICE void add_sums(float (&acc)[2][16], const float (&sums)[2][16], const float4* d, const float2 (&s)[2]) {
+DEVICE void add_sums(float (&acc)[2][32], const float (&sums)[2][32], u32 d, const float2 (&s)[2], int turn) {
 #pragma unroll
-    for (int j = 0; j < 4; j += 2) {
-        const float4 v = d[2 * j];
+    for (int j = 0; j < 8; j += 2) {
+        if (TURNS && j == 2 * (TURNS - 1)) pass_turn(turn, 256);
+        const float4 v = four_at(d + 32 * j);
 #pragma unroll
         for (int c = 0; c < 4; c++) {
             const float by = c == 0 ? v.x : c == 1 ? v.y : c == 2 ? v.z : v.w;
@@ -117,14 +118,15 @@ DEVICE void add_sums(float (&acc)[2][16], const float (&sums)[2][16], const floa
             }
         }
     }
+    if (TURNS == 5) pass_turn(turn, 256);
 }
 
-// Sums of two rows and eight columns of a lane.
-DEVICE void store(const Arguments& a, const float (&acc)[16], const Tile& tile, int row, int column) {
+// Sums of two rows of a lane, and its columns.
+DEVICE void store(const Arguments& a, const float (&acc)[32], const Tile& tile, int row, int column) {
     const int rows = a.matrix[tile.matrix].rows;
     float* out = a.matrix[tile.matrix].out;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 16; i++) {
         const int c = column + 8 * (i >> 1) + (i & 1);
         if (c >= a.n) continue;
         float* line = out + (u64)(u32)c * (u32)rows + row;
@@ -140,8 +142,7 @@ DEVICE void store(const Arguments& a, const float (&acc)[16], const Tile& tile, 
 
 KERNEL __launch_bounds__(THREADS, 1) void prompt_wide(PARAMETER Arguments a) {
     extern __shared__ __align__(1024) u8 shared[];
-    enum { HALF = 4 * WIDE_OCTET >> 4, PHASES = 2 * GROUPS };
-    const u32 base = shared_address(shared), barriers = base + AT_BARRIERS;
+    const u32 base = __reduce_max_sync(~0u, shared_address(shared)), barriers = base + AT_BARRIERS;
     const int warp = (int)__reduce_max_sync(~0u, threadIdx.x >> 5), team = warp >> 2;  // a register that the lanes share
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int tiles = a.row_tiles * ((a.n + BN - 1) / BN), steps = a.cols / WIDE_STEP;
@@ -162,35 +163,33 @@ KERNEL __launch_bounds__(THREADS, 1) void prompt_wide(PARAMETER Arguments a) {
         for (int i = 0; i < STAGES - 1; i++) sender.send(lane == 0);
     }
 
-    float acc[2][2][16] = {}, sums[2][2][16] = {};  // of each half of the columns, 64 rows and 64 rows
+    float acc[2][32] = {}, sums[2][32] = {};  // of 64 rows, and of 64 rows
+    const u32 at_scales = CODES + 8 * (8 * (warp & 3) + g), at_d = UNPACKED + WIDE_INPUTS + 16 * (16 * team + t);
     int stage = 0;
     u32 parity = 0;
+    if (TURNS && team == TEAMS - 1) pass_turn(1, 256);
     barrier_wait(barriers, 0);
 #pragma unroll 1
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
 #pragma unroll 1
         for (int step = 0; step < steps; step++) {
-            const u8* place = shared + stage * STAGE;
-            const float2* scales = (const float2*)(place + CODES) + 8 * (warp & 3) + g;
-            const float4* d = (const float4*)(place + UNPACKED + WIDE_INPUTS) + 16 * team + t;
-            const u32 weights = operand(base + stage * STAGE), inputs = weights + (UNPACKED + team * (8 * WIDE_OCTET) >> 4);
+            const u32 place = base + stage * STAGE;
+            const u32 scales = place + at_scales, d = place + at_d;
+            const u32 weights = operand(place), inputs = weights + (UNPACKED + team * (8 * WIDE_OCTET) >> 4);
             const bool around = stage + 1 == STAGES, more = step + 1 < steps || tile + (int)gridDim.x < tiles;
             const int next = around ? 0 : stage + 1;
-            multiply_group(sums[0], weights, inputs, 0);
-            multiply_group(sums[1], weights, inputs + HALF, 0);
 #pragma unroll
-            for (int phase = 0; phase < PHASES; phase++) {
-                const int group = phase >> 1, half = phase & 1;
-                const float2* of_group = scales + group * (WIDE_ROWS / 2);
-                const float2 s[2] = {of_group[0], of_group[32]};
-                if (phase + 1 < PHASES) steps_wait<1>();
-                else steps_wait<0>();
-                sums_there(sums[half][0]);
-                sums_there(sums[half][1]);
-                add_sums(acc[half], sums[half], d + group / (32 / GROUP) * (WIDE_COLUMNS / 4) + 8 * half, s);
-                if (phase + 2 < PHASES) multiply_group(sums[half], weights, inputs + half * HALF, group + 1);
+            for (int group = 0; group < GROUPS; group++) {
+                multiply_group(sums, weights, inputs, group);
+                const u32 of_group = scales + group * (4 * WIDE_ROWS);
+                const float2 s[2] = {two_at(of_group), two_at(of_group + 256)};
+                if (group + 1 == GROUPS && more) barrier_wait(barriers + 8 * next, parity ^ (u32)around);
+                steps_wait<0>();
+                sums_there(sums[0]);
+                sums_there(sums[1]);
+                if (TURNS) threads_meet(1 + team, 256);
+                add_sums(acc, sums, d + group / (32 / GROUP) * (4 * WIDE_COLUMNS), s, 1 + (team == TEAMS - 1 ? 0 : team + 1));
             }
-            if (more) barrier_wait(barriers + 8 * next, parity ^ (u32)around);
             __syncwarp();
             barrier_arrive(barriers + 8 * (STAGES + stage), lane == 0);
             stage = next, parity ^= (u32)around;
@@ -199,12 +198,10 @@ KERNEL __launch_bounds__(THREADS, 1) void prompt_wide(PARAMETER Arguments a) {
         const Tile here = find_tile(a, tile);
         const int row = here.row + 16 * (warp & 3) + g, column = here.column + 64 * team + 2 * t;
 #pragma unroll
-        for (int half = 0; half < 2; half++)
+        for (int m = 0; m < 2; m++) {
+            store(a, acc[m], here, row + 64 * m, column);
 #pragma unroll
-            for (int m = 0; m < 2; m++) {
-                store(a, acc[half][m], here, row + 64 * m, column + 32 * half);
-#pragma unroll
-                for (int i = 0; i < 16; i++) acc[half][m][i] = 0.0f;
-            }
+            for (int i = 0; i < 32; i++) acc[m][i] = 0.0f;
+        }
     }
 }
