@@ -31,13 +31,12 @@ STAGES: Final = 4
 BAND: Final = 8
 """Column tiles whose blocks follow each other, so that blocks which work at the same time share rows and columns. H200,
 2026-11-30: 4 to 43 are alike."""
-TURNS: Final = 0
-"""When a team of four warps lets the next one scale its sums: 0 whenever it can, 1 as soon as it begins itself, 2 to 5
-a quarter of its sums later each."""
 LEAST_WORK: Final = 20_000_000_000
 """Multiply-adds from which writing halves first pays; LEAST_ROWS of the matrices, for those of the inputs, and
-LEAST_COLS of a row, for the beginning and the end of a tile."""
-LEAST_ROWS: Final = 1024
+LEAST_COLS of a row, for the beginning and the end of a tile. H200, 2026-11-30, us with 8,192 rows, by tiles | this way
+without what is written: 16384 x 2560 Q6_K 3,483 | 2,754, 2560 x 6144 1,327 | 1,055 (2,048 rows: 366 | 313), 1280 x 2560
+Q8_0 197 | 198, 2560 x 640 114 | 121; what is written takes 64, 65, 44, 44 and 29, unpacking for tiles some 13."""
+LEAST_ROWS: Final = 2048
 LEAST_COLS: Final = 1024
 LEAST_BUSY: Final = 0.8
 """Part of the multiprocessors that have a tile, on the average: where it is less, the smaller tiles of
@@ -58,7 +57,7 @@ class WidePlan:
 
     def constants(self, kind: TensorType) -> dict[str, int | str]:
         """Macros of prompt_wide.cu; SHARED is checked there against its own layout."""
-        return {"GROUP": kind.group, "STAGES": self.stages, "SHARED": self.shared, "TURNS": TURNS}
+        return {"GROUP": kind.group, "STAGES": self.stages, "SHARED": self.shared}
 
 
 def unpacking(kind: TensorType) -> tuple[dict[str, int | str], int]:

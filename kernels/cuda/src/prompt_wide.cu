@@ -5,7 +5,8 @@
 // for each, in the order of ops.py.
 //
 // A block has tiles of 128 weight rows and 192 columns, a team of four warps all of the rows and 64 of the columns: while its
-// matrix steps are under way the other teams scale and add. One warp sends for the operands of a step, some steps ahead,
+// matrix steps are under way the other teams scale and add, by turns: without these all of them come to do the same at the
+// same time. One warp sends for the operands of a step, some steps ahead,
 // when everybody has left their place. A block goes from tile to tile without a pause.
 //
 // No branch of a step depends on a lane: the compiler then knows that the addresses of operands are the same for a warp, and
@@ -29,6 +30,7 @@ enum { BN = WIDE_COLUMNS, ROWS = WIDE_ROWS };
 enum {
     TEAMS = WIDE_COLUMNS / 64,
     THREADS = 128 * TEAMS,
+    PAIR_OF_TEAMS = 256,  // threads: one passes its turn on, one waits for it
     GROUPS = WIDE_STEP / GROUP,
     CODES = WIDE_ROWS * WIDE_STEP * 2,
     UNPACKED = CODES + GROUPS * WIDE_ROWS * 4,
@@ -102,11 +104,11 @@ DEVICE void multiply_group(float (&sums)[2][32], u32 weights, u32 inputs, int gr
 
 // acc += sums, scaled: s of the lane's four rows, d of its columns. Four rows follow each other with a number of d, which is
 // then read from its register once for them: registers are what this kernel waits for. With + 0, since the written order
-// has no sum of -0.
+// has no sum of -0. A quarter of them is done when the next team, whose barrier is `turn`, may begin with its own.
 DEVICE void add_sums(float (&acc)[2][32], const float (&sums)[2][32], u32 d, const float2 (&s)[2], int turn) {
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
-        if (TURNS && j == 2 * (TURNS - 1)) pass_turn(turn, 256);
+        if (j == 2) pass_turn(turn, PAIR_OF_TEAMS);
         const float4 v = four_at(d + 32 * j);
 #pragma unroll
         for (int c = 0; c < 4; c++) {
@@ -118,7 +120,6 @@ DEVICE void add_sums(float (&acc)[2][32], const float (&sums)[2][32], u32 d, con
             }
         }
     }
-    if (TURNS == 5) pass_turn(turn, 256);
 }
 
 // Sums of two rows of a lane, and its columns.
@@ -164,10 +165,11 @@ KERNEL __launch_bounds__(THREADS, 1) void prompt_wide(PARAMETER Arguments a) {
     }
 
     float acc[2][32] = {}, sums[2][32] = {};  // of 64 rows, and of 64 rows
+    const int next_team = team == TEAMS - 1 ? 0 : team + 1;
     const u32 at_scales = CODES + 8 * (8 * (warp & 3) + g), at_d = UNPACKED + WIDE_INPUTS + 16 * (16 * team + t);
     int stage = 0;
     u32 parity = 0;
-    if (TURNS && team == TEAMS - 1) pass_turn(1, 256);
+    if (team == TEAMS - 1) pass_turn(1, PAIR_OF_TEAMS);
     barrier_wait(barriers, 0);
 #pragma unroll 1
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -187,8 +189,8 @@ KERNEL __launch_bounds__(THREADS, 1) void prompt_wide(PARAMETER Arguments a) {
                 steps_wait<0>();
                 sums_there(sums[0]);
                 sums_there(sums[1]);
-                if (TURNS) threads_meet(1 + team, 256);
-                add_sums(acc, sums, d + group / (32 / GROUP) * (4 * WIDE_COLUMNS), s, 1 + (team == TEAMS - 1 ? 0 : team + 1));
+                threads_meet(1 + team, PAIR_OF_TEAMS);
+                add_sums(acc, sums, d + group / (32 / GROUP) * (4 * WIDE_COLUMNS), s, 1 + next_team);
             }
             __syncwarp();
             barrier_arrive(barriers + 8 * (STAGES + stage), lane == 0);

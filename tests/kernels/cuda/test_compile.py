@@ -30,6 +30,7 @@ REPORT = Path(__file__).resolve().parents[3] / "build" / "cuda-report.json"
 
 SPILLS = {
     "product_prompt": "64 x 64 sums a warp at 255 registers: addresses that are used once a step of 128 columns",
+    "prompt_wide": "groups of 32: a word of 168 registers, an address, once a step of 64 columns",
     "prompt_few": "a few words of tables' addresses and of codes with offsets, used once a chunk of 256 columns",
     "product_row": "the registers that 16 or 24 warps leave: addresses that are used once a turn",
     "product_row_beside": "as product_row",

@@ -249,6 +249,10 @@ static inline void ptx_bar_sync(int id, int threads) {
     emulated::group_sizes[id] = threads;
     emulated::yield(emulated::AT_GROUP, id);
 }
+static inline void ptx_bar_arrive(int id, int threads) {
+    emulated::group_sizes[id] = threads;
+    emulated::at_group[id]++;
+}
 static inline void ptx_cp_async_commit_group() {
     emulated::self->groups.add() = emulated::self->open;
     emulated::self->open = 0;
@@ -345,7 +349,7 @@ static inline void ptx_mbarrier_try_wait_parity_shared_b64(unsigned& done, unsig
     }
     ptx_mbarrier_test_wait_parity_shared_b64(done, address, parity);
 }
-template <class T> inline void ptx_nothing(T&) {}
+template <class... T> inline void ptx_nothing(T&...) {}
 static inline void ptx_nanosleep_u32(unsigned) {}
 static inline void ptx_prefetch_global_L2(const void* p) { (void)*(const volatile char*)p; }
 static inline void ptx_mov_u32(unsigned& multiprocessor) { multiprocessor = blockIdx.x; }
@@ -364,9 +368,89 @@ static inline void ptx_ld_acquire_cta_shared_u32(unsigned& value, unsigned addre
 static inline void ptx_st_release_cta_shared_u32(unsigned address, unsigned value) {
     memcpy(emulated::shared_pointer(address), &value, 4);
 }
+template <class... T> inline void load_words(unsigned address, T&... to) {
+    if (address % (4 * sizeof...(to))) emulated::fail("a load of several words is not aligned");
+    const char* from = emulated::shared_pointer(address);
+    ((memcpy(&to, from, 4), from += 4), ...);
+}
+static inline void ptx_ld_shared_v4_f32(float& a, float& b, float& c, float& d, unsigned address) {
+    load_words(address, a, b, c, d);
+}
+static inline void ptx_ld_shared_v2_f32(float& a, float& b, unsigned address) { load_words(address, a, b); }
 static inline void ptx_st_shared_v4_f32(unsigned address, float a, float b, float c, float d) {
     if (address % 16) emulated::fail("a store of four words is not aligned");
     const float all[4] = {a, b, c, d};
     memcpy(emulated::shared_pointer(address), all, sizeof(all));
 }
 static inline void ptx_fence_acq_rel_cta() {}
+
+// What begins with a predicate of one lane: an arrival, one that says how many bytes will come, a copy of them.
+static inline void ptx_setp_ne_b32(unsigned barrier, int lane) {
+    unsigned long long state;
+    if (lane) ptx_mbarrier_arrive_shared_b64(state, barrier);
+}
+static inline void ptx_setp_ne_b32(unsigned barrier, unsigned bytes, int lane) {
+    unsigned long long state;
+    if (lane) ptx_mbarrier_arrive_expect_tx_shared_b64(state, barrier, int(bytes));
+}
+static inline void ptx_setp_ne_b32(unsigned to, const void* from, unsigned n, unsigned barrier, int lane) {
+    if (lane) ptx_cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(to, from, int(n), barrier);
+}
+
+// Matrix steps of four warps: a thread has its own sums of each, made when they are waited for; until then they are NaN.
+namespace emulated {
+
+constexpr int STEP_SUMS = 32;
+struct Step { float* c[STEP_SUMS]; unsigned a, b; bool adds; };
+struct Steps { Pile<Step> under_way; Pile<int> groups; int open; };
+inline Steps steps_of[MOST_THREADS];
+inline Steps& own_steps() { return steps_of[self - fibres]; }
+
+typedef float Eight __attribute__((vector_size(32)));
+// Eight halves of a row of an operand: octets of rows lie 1,024 bytes apart, eights of columns 128, rows 16.
+inline Eight halves_of(unsigned operand, int row, int eight) {
+    const unsigned at = ((operand & 0x3fff) << 4) + row / 8 * 1024 + eight * 128 + row % 8 * 16;
+    return __builtin_ia32_vcvtph2ps256(*reinterpret_cast<const Shorts*>(shared_pointer(at)));
+}
+
+inline void make(const Step& s) {
+    const int first = self->thread.x / 32 % 4 * 16, g = lane() >> 2, t = lane() & 3;
+    for (int i = 0; i < STEP_SUMS; i++) {
+        const int row = first + g + (i & 2) * 4, column = i / 4 * 8 + 2 * t + (i & 1);
+        const Eight both = halves_of(s.a, row, 0) * halves_of(s.b, column, 0) + halves_of(s.a, row, 1) * halves_of(s.b, column, 1);
+        float sum = s.adds ? *s.c[i] : 0.0f;
+        for (int k = 0; k < 8; k++) sum += both[k];
+        *s.c[i] = sum;
+    }
+}
+
+}  // namespace emulated
+
+template <class... T>
+inline void begin_step(unsigned a, unsigned b, int adds, T&... c) {
+    static_assert(sizeof...(c) == emulated::STEP_SUMS);
+    emulated::Step step{{&c...}, a, b, adds != 0};
+    if (!adds) ((c = __builtin_nanf("")), ...);
+    emulated::own_steps().under_way.add() = step;
+    emulated::own_steps().open++;
+}
+#define FLOATS4(n) float &n##0, float &n##1, float &n##2, float &n##3
+#define NAMES4(n) n##0, n##1, n##2, n##3
+static inline void ptx_setp_ne_b32(FLOATS4(a), FLOATS4(b), FLOATS4(c), FLOATS4(d), FLOATS4(e), FLOATS4(f), FLOATS4(g),
+                                   FLOATS4(h), unsigned x, unsigned y, int adds) {
+    begin_step(x, y, adds, NAMES4(a), NAMES4(b), NAMES4(c), NAMES4(d), NAMES4(e), NAMES4(f), NAMES4(g), NAMES4(h));
+}
+static inline void ptx_wgmma_fence_sync_aligned() {}
+static inline void ptx_wgmma_commit_group_sync_aligned() {
+    emulated::own_steps().groups.add() = emulated::own_steps().open;
+    emulated::own_steps().open = 0;
+}
+static inline void ptx_wgmma_wait_group_sync_aligned(int left) {
+    emulated::Steps& own = emulated::own_steps();
+    const int n = own.groups.n > left ? own.groups.n - left : 0;
+    int made = 0;
+    for (int i = 0; i < n; i++) made += own.groups.items[i];
+    for (int i = 0; i < made; i++) emulated::make(own.under_way.items[i]);
+    own.under_way.drop(0, made);
+    own.groups.drop(0, n);
+}

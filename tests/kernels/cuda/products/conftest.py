@@ -176,7 +176,7 @@ def host_loader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 @pytest.fixture
 def host(host_loader: HostLoader, written: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """The products on the emulator, as on a card with 3 multiprocessors."""
-    for module in (arguments, product, mixture, repack, handover, fetch):
+    for module in (arguments, product, mixture, repack, handover, fetch, wide):
         monkeypatch.setattr(module, "load_kernel", host_loader)
     monkeypatch.setattr(card, "card", lambda: Card(80, 3, 227 << 10, 228 << 10))
     yield Place(aligned, np.array, written)

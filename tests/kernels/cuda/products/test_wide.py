@@ -14,14 +14,29 @@ from strata.kernels.cuda import card, product, wide, wide_plans
 from strata.kernels.cuda.arguments import address
 from strata.kernels.cuda.product_variants import CARDS
 from strata.kernels.cuda.wide_plans import COLUMNS, ROWS, STEP, wide_plan
-from strata.kernels.formats import BY_NAME, TensorType
+from strata.kernels.formats import BY_NAME, TensorType, Weight
 from strata.kernels.reference.linear import ordered_linear
 
-from .conftest import activations, same_bits
+from .conftest import Place, activations, same_bits
 from .test_on_card import columns
 
 TYPES = [t for t in BY_NAME.values() if wide_plans.possible(CARDS[90], t, 256)]
 LAYOUT = {"pitch": 320, "cols": 320, "apart": 0}
+
+
+ANYWHERE = [pytest.param("hopper", id="host"), pytest.param("device", marks=pytest.mark.gpu, id="card")]
+
+
+@pytest.fixture
+def hopper(host: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """The emulator as a card that has such steps, with three multiprocessors."""
+    monkeypatch.setattr(card, "card", lambda: replace(CARDS[90], multiprocessors=3))
+    return host
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, where: str) -> Place:
+    return request.getfixturevalue(where)
 
 
 @pytest.mark.gpu
@@ -34,49 +49,58 @@ def test_steps_of_four_warps_have_the_bits_of_the_written_order(device, random_w
     assert len(four_warps) == 3
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "n"), [("Q6_K", 140, 256, 200), ("Q8_0", 40, 320, 17), ("IQ3_S", 20, 512, 40)]
+)
+def test_the_order_of_threads_and_of_copies_does_not_matter(
+    hopper, host_loader, random_weight, tiles_only, four_warps, name, rows, cols, n, order
+):
+    host_loader.emulator.order = order
+    hopper.check_linear([random_weight(name, rows, cols)], n)
+    assert four_warps
+
+
+@pytest.mark.parametrize("where", ANYWHERE)
 @pytest.mark.parametrize("name", ["Q6_K", "Q8_0"])
 def test_blocks_that_go_from_tile_to_tile_keep_the_bits(
-    device, random_weight, tiles_only, four_warps, monkeypatch, name
+    place, random_weight, written, tiles_only, four_warps, monkeypatch, name
 ):
     """Three matrices of one type, rows that are joined, two blocks for all tiles in bands of two."""
     monkeypatch.setattr(wide_plans, "BAND", 2)
     few = replace(card.card(), multiprocessors=2)
     monkeypatch.setattr(card, "card", lambda: few)
-    weights = [random_weight(name, rows, 512, seed=rows) for rows in (300, 16, 129)]
-    device.check_linear(weights, 1000)
-    x, join = activations(450, 512), np.linspace(-3, 3, 450).astype(np.float32)
+    weights = [random_weight(name, rows, 256, seed=rows) for rows in (140, 16, 129)]
+    place.check_linear(weights, 400)
+    x, join = activations(200, 256), np.linspace(-3, 3, 200).astype(np.float32)
     (y,) = ordered_linear(weights[:1], x)
-    workspace, out = device.workspace(), device.upload(activations(450, 300, seed=1))
-    before = device.download(out)
-    placed = device.weight(weights[0])
-    product.linear(workspace, [placed], device.upload(x), join=device.upload(join), out=[out])
-    written = device._written
-    same_bits(device.download(out), written.fma(written.sigmoid(join)[:, None], y, before))
+    out, placed = place.upload(before := activations(200, 160)[:, :140].copy()), place.weight(weights[0])
+    product.linear(place.workspace(), [placed], place.upload(x), join=place.upload(join), out=[out])
+    same_bits(place.download(out), written.fma(written.sigmoid(join)[:, None], y, before))
     assert len(four_warps) == 2
 
 
-@pytest.mark.gpu
-def test_parts_of_columns_have_inputs_of_their_own(device, random_weight, tiles_only, four_warps):
-    w, x = random_weight("Q6_K", 140, 1024), activations(410, 1024)
-    placed = device.weight(w)
-    made = product.quantize(workspace := device.workspace(), device.upload(x), w.type)
-    got = device.download(product.linear_of_parts(workspace, placed, made, 4))
+@pytest.mark.parametrize("where", ANYWHERE)
+def test_parts_of_columns_have_inputs_of_their_own(place, random_weight, tiles_only, four_warps):
+    w, x = random_weight("Q6_K", 40, 1024), activations(210, 1024)
+    placed = place.weight(w)
+    made = product.quantize(workspace := place.workspace(), place.upload(x), w.type)
+    got = place.download(product.linear_of_parts(workspace, placed, made, 4))
     for part in range(4):
-        cut = slice(256 * part, 256 * part + 256)
-        own = np.ascontiguousarray(w.data.reshape(140, 4, -1)[:, part])
-        (want,) = ordered_linear([type(w)(w.type, (140, 256), own)], np.ascontiguousarray(x[:, cut]))
-        same_bits(got[part], want)
+        own = np.ascontiguousarray(w.data.reshape(40, 4, -1)[:, part])
+        cut = np.ascontiguousarray(x[:, 256 * part : 256 * part + 256])
+        same_bits(got[part], ordered_linear([Weight(w.type, (40, 256), own)], cut)[0])
     assert four_warps
 
 
-@pytest.mark.gpu
-def test_without_room_for_halves_a_product_goes_another_way(device, random_weight, tiles_only, four_warps):
-    w, x = random_weight("Q8_0", 256, 640), activations(300, 640)
-    made = product.quantize(workspace := device.workspace(1), device.upload(x), w.type)
-    out = workspace.array((300, 256))
-    product.linear_quantized(workspace, device.weight(w), made, out=out)
-    same_bits(device.download(out), ordered_linear([w], x)[0])
+@pytest.mark.parametrize("where", ANYWHERE)
+def test_without_room_for_halves_a_product_goes_another_way(place, random_weight, tiles_only, four_warps):
+    w, x = random_weight("Q8_0", 120, 1024), activations(210, 1024)
+    made = product.quantize(workspace := place.workspace(1), place.upload(x), w.type)
+    out = workspace.array((210, 120))
+    placed = place.weight(w)
+    product.linear_quantized(workspace, placed, made, out=out)
+    same_bits(place.download(out), ordered_linear([w], x)[0])
     assert not four_warps
 
 
@@ -86,9 +110,8 @@ def numbers(halves: np.ndarray, rows: int, cols: int) -> np.ndarray:
     return steps.transpose(1, 3, 0, 2, 4).reshape(rows, cols)
 
 
-def test_halves_of_inputs_lie_where_their_weights_do(host, host_loader, random_weight, monkeypatch):
+def test_halves_of_inputs_lie_where_their_weights_do(host, random_weight, monkeypatch):
     """The sum of a group's products, from what both kernels wrote, is that of the codes; so are the scales."""
-    monkeypatch.setattr(wide, "load_kernel", host_loader)
     n, rows, cols = 200, 130, 320
     w, x = random_weight("Q8_0", rows, cols), activations(n, cols)
     workspace = host.workspace()
