@@ -393,15 +393,13 @@ def any_card(request: pytest.FixtureRequest) -> Iterator[Callable[[], object]]:
     """any_card(): a driver. Every test that asks for it runs on the emulated card, and on a real one if asked to.
 
     REHEARSES = False in a module: its engines start without the kernels of rehearsals, which take the emulated card
-    most of a start; those of other modules start with them.
+    most of a start; those of other modules start with them: test_cuda_growth.py (slots, drafts), experts/, borrowing.
     """
     if request.param == "emulated":
         with request.getfixturevalue("emulated_card").plugged_in() as card:
 
             def driver() -> object:
-                made = card.driver()
-                made.rehearses = getattr(request.module, "REHEARSES", True)
-                return made
+                return card.driver(rehearses=getattr(request.module, "REHEARSES", True))
 
             yield driver
     else:

@@ -35,6 +35,7 @@ from strata.kernels.ops import Sampling
 from strata.protocol.lines import Done, Progress, Resume, SlotDone, SlotToken, Token
 
 PACK, CONTEXT, CHUNK, END = "odd-q8_0", 52, 18, 1000
+REHEARSES = False
 OPTIONS = Options(pack="", max_context=CONTEXT, prefill=CHUNK, short_read=0, verify_accounts=True, pcie_frac=1.0)
 DRAWN = Sampling(temperature=1.0, seed=5)
 PENALISED = Sampling(temperature=0.8, seed=7, penalty_repeat=1.3, penalty_present=0.5)
@@ -431,12 +432,13 @@ def test_float_experts_that_fit_no_ram_are_refused_with_what_helps(emulated_card
 def test_a_processor_that_does_not_answer_ends_the_request_with_a_reason(
     emulated_card, pack, monkeypatch, prompt, max_new
 ):
-    monkeypatch.setattr(helpers, "LIMIT_S", 3.0)
+    monkeypatch.setattr(helpers, "LIMIT_S", 1.0)
     with emulated_card.plugged_in() as card:
-        runner = CudaRunner(pack, replace_options(device="cuda", expert_cache=1, pcie_frac=0.5), driver=card.driver())
+        how = replace_options(device="cuda", expert_cache=1, pcie_frac=0.5)
+        runner = CudaRunner(pack, how, driver=card.driver(rehearses=False))
         runner.warm()
         runner._resident.store.helpers._server.stop()
-        with pytest.raises(DeviceError, match=r"has not computed experts of layer 0 within 3 s; .*pcie-frac 1"):
+        with pytest.raises(DeviceError, match=r"has not computed experts of layer 0 within 1 s; .*pcie-frac 1"):
             run(runner, [Request(ids(prompt), max_new, Sampling())])
 
 
@@ -508,7 +510,8 @@ def test_an_n_gram_table_that_ram_does_not_hold_is_refused_before_it_is_locked(e
 
 def test_automatic_chunks_are_as_long_as_the_context_allows(emulated_card, pack):
     with emulated_card.plugged_in() as card:
-        small = CudaRunner(pack, replace_options(device="cuda", prefill=0, max_context=40), driver=card.driver())
+        how = replace_options(device="cuda", prefill=0, max_context=40)
+        small = CudaRunner(pack, how, driver=card.driver(rehearses=False))
     assert small.chunk == 40
 
 

@@ -120,8 +120,9 @@ class EmulatedCard:
         self._driver: EmulatedDriver | None = None
         self.loaded: set[tuple[str, tuple[tuple[str, int | str], ...]]] = set()
 
-    def driver(self, total: int = 4 << 30) -> EmulatedDriver:
+    def driver(self, total: int = 4 << 30, rehearses: bool = True) -> EmulatedDriver:
         self._driver = EmulatedDriver(total)
+        self._driver.rehearses = rehearses
         return self._driver
 
     def load_kernel(self, source: str, name: str, **constants: int | str) -> Any:

@@ -74,7 +74,7 @@ def test_a_cache_that_the_card_refuses_twice_has_nine_sixteenths_of_its_slots_an
     sizes, texts = [], []
     with emulated_card.plugged_in() as card:
         for refused in (0, 2):
-            driver = Stingy(card.driver(), set(sizes[:refused]))
+            driver = Stingy(card.driver(rehearses=False), set(sizes[:refused]))
             runner = CudaRunner(pack, OPTIONS, driver=driver)
             runner.warm()
             texts.append(answer(runner, REQUEST, CONTEXT))

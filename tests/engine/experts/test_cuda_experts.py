@@ -192,7 +192,7 @@ def test_experts_that_change_places_behind_every_window_change_no_bit(
 ):
     """The prompts between come in place and through the ring, whose tables and bytes have changed."""
     with emulated_card.plugged_in() as card:
-        driver = card.driver()
+        driver = card.driver(rehearses=False)
         driver.eager = eager
         resident = made(driver, pack, share_of(pack, 0.25, ring), stream_min, CHUNK)
         for seed, how in enumerate((DRAWN, GREEDY, DRAWN)):
@@ -210,7 +210,7 @@ def test_experts_that_change_places_behind_every_window_change_no_bit(
 def test_experts_that_change_places_beside_windows_change_no_bit(emulated_card, pack, whole, stream_min, ring, eager):
     """Copies go as early as they may, or as late, and a step comes whenever it likes."""
     with emulated_card.plugged_in() as card:
-        driver = card.driver()
+        driver = card.driver(rehearses=False)
         driver.eager = eager
         resident = made(driver, pack, replace(share_of(pack, 0.25, ring), spare=2), stream_min, CHUNK)
         for seed, how in enumerate((DRAWN, GREEDY)):
@@ -292,7 +292,7 @@ def test_experts_of_the_file_that_change_places_beside_windows_change_no_bit(
     emulated_card, pack, whole, copies, stream_min
 ):
     with emulated_card.plugged_in() as card:
-        driver = card.driver()
+        driver = card.driver(rehearses=False)
         driver.eager = True
         resident = made(driver, pack, from_file(pack, 0.25, 6, copies, spare=2), stream_min, CHUNK)
         before = int(resident.store.in_ram.sum())
@@ -308,7 +308,7 @@ def test_of_two_caches_that_share_no_expert_one_has_what_the_other_lacks(emulate
     half, picks, hits = len(pairs) // 2, pack.spec.layers * pack.spec.experts_used, []
     for order in (pairs[:half], pairs[half:]):
         with emulated_card.plugged_in() as card:
-            resident = made(card.driver(), pack, Asked(cache=half, order=tuple(order)), NEVER, CHUNK)
+            resident = made(card.driver(rehearses=False), pack, Asked(cache=half, order=tuple(order)), NEVER, CHUNK)
             assert resident.experts_in_vram == half
             got = answer(resident, DRAWN)
         same(got, whole[DRAWN])
@@ -325,7 +325,7 @@ def test_float_experts_come_in_rounds_as_well(emulated_card, packs):
     answers = []
     for asked in (None, share_of(floats, 0.25, 6)):
         with emulated_card.plugged_in() as card:
-            answers.append(answer(made(card.driver(), floats, asked, 1, CHUNK), GREEDY))
+            answers.append(answer(made(card.driver(rehearses=False), floats, asked, 1, CHUNK), GREEDY))
     same(*answers)
 
 
