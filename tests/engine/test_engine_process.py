@@ -104,25 +104,26 @@ def test_the_context_rule_holds_to_the_token(shared):
     shared.until(Done)
 
 
-@pytest.mark.parametrize(
-    "keys", ["", "temperature=1.2 top_k=40 top_p=0.95 min_p=0.01 seed=17 penalty_last_n=32 penalty_repeat=1.3"]
-)
-def test_chunks_reuse_and_restarts_do_not_change_a_text(serve_pack, keys):
+def test_chunks_reuse_and_restarts_do_not_change_a_text(serve_pack):
+    drawn = "temperature=1.2 top_k=40 top_p=0.95 min_p=0.01 seed=17 penalty_last_n=32 penalty_repeat=1.3"
     second = [610, 12, 13]
     answers = []
     for args in (("--prefill", "1"), ("--prefill", "7"), ("--prefill", "64"), ("--prompt-cache", "0")):
-        engine = serve_pack(*args)
-        first = engine.ask(gen(6, PROMPT, keys))
-        follow = engine.ask(gen(6, PROMPT + text(first) + second, keys))
-        assert follow[-1].reused == (0 if "--prompt-cache" in args else len(PROMPT) + len(text(first)) - 1)
-        answers.append((text(first), text(follow)))
+        engine, said = serve_pack(*args), []
+        for prompt, keys in ((PROMPT, ""), (PROMPT[::-1], drawn)):
+            first = engine.ask(gen(6, prompt, keys))
+            assert first[0] == Resume(0)
+            follow = engine.ask(gen(6, prompt + text(first) + second, keys))
+            assert follow[-1].reused == (0 if "--prompt-cache" in args else len(prompt) + len(text(first)) - 1)
+            said.append((text(first), text(follow)))
+        answers.append(said)
         engine.send("QUIT")
         assert engine.exit_code() == 0
     assert answers.count(answers[0]) == len(answers)
 
 
-def test_a_cancelled_answer_goes_on_as_if_it_had_not_been_interrupted(serve_pack):
-    engine = serve_pack("--max-context", "512")
+def test_a_cancelled_answer_goes_on_as_if_it_had_not_been_interrupted(shared):
+    engine = shared
     whole = text(engine.ask(gen(24, PROMPT)))
     engine.send(gen(24, PROMPT + [3]))
     engine.until(Done)
@@ -136,9 +137,8 @@ def test_a_cancelled_answer_goes_on_as_if_it_had_not_been_interrupted(serve_pack
     assert not rest or rest[0] == Resume(len(PROMPT) + len(part) - 1)
 
 
-def test_end_tokens_stop_an_answer_and_are_written(serve_pack):
-    plain = serve_pack()
-    said = text(plain.ask(gen(6, PROMPT)))
+def test_end_tokens_stop_an_answer_and_are_written(serve_pack, shared):
+    said = text(shared.ask(gen(6, PROMPT)))
     at = next(i for i, token in enumerate(said) if token not in said[:i] and i >= 2)
     engine = serve_pack("--eos-ids", f"{said[at]},1")
     outputs = engine.ask(gen(6, PROMPT))

@@ -68,10 +68,18 @@ def shared(serve_pack):
     return serve_pack(*ARGS, "--batch", "3", env={"STRATA_TRACE": "1"})
 
 
-@pytest.fixture
-def slots(serve_pack):
-    """An engine whose slots nobody has used."""
+@pytest.fixture(scope="module")
+def plain(serve_pack):
+    """An engine with three slots, which tests use that ask for prompts of their own and leave them free."""
     return serve_pack(*ARGS, "--batch", "3")
+
+
+@pytest.fixture
+def own(request) -> tuple[list[int], ...]:
+    """A, B, C and LONG with other words at their beginnings: nobody has asked for them."""
+    name = [*request.node.name.encode()]
+    words = [5 + sum(name) % 900, 5 + sum(i * c for i, c in enumerate(name)) % 900]
+    return tuple([*words, *tokens[2:]] for tokens in (A, B, C, LONG))
 
 
 def admit(engine, slot: int, max_new: int, tokens: list[int], keys: str = "") -> list[Output]:
@@ -87,9 +95,9 @@ def until_done(engine, *slots: int) -> list[Output]:
     return outputs
 
 
-def test_info_says_how_many_slots_run_and_that_they_are_caches(slots, serve_pack):
-    assert [slots.info.values.get(key) for key in ("batch_slots", "slot_cache", "batch_groups")] == [3, 1, 1]
-    assert slots.info.whole("window_rows") == 8
+def test_info_says_how_many_slots_run_and_that_they_are_caches(plain, serve_pack):
+    assert [plain.info.values.get(key) for key in ("batch_slots", "slot_cache", "batch_groups")] == [3, 1, 1]
+    assert plain.info.whole("window_rows") == 8
     many = serve_pack(*ARGS, "--batch", "9", "--prompt-cache", "0")
     assert (many.info.whole("batch_slots"), many.info.whole("slot_cache", 7)) == (8, 0)
     assert "9 slots asked" in many.log.read_text()
@@ -100,55 +108,58 @@ def test_info_says_how_many_slots_run_and_that_they_are_caches(slots, serve_pack
 
 
 @pytest.mark.parametrize("keys", ["", DRAWN], ids=["greedy", "drawn"])
-def test_slots_that_come_and_go_say_what_they_say_alone(slots, alone, keys):
-    first = admit(slots, 0, 60, A, keys)
-    second = admit(slots, 1, 25, B, keys)
-    third = admit(slots, 2, 40, C, keys)
+def test_slots_that_come_and_go_say_what_they_say_alone(plain, alone, own, keys):
+    slots, (a, b, c, long) = plain, own
+    first = admit(slots, 0, 60, a, keys)
+    second = admit(slots, 1, 25, b, keys)
+    third = admit(slots, 2, 40, c, keys)
     outputs = first + second + third
     slots.send("BSTOP 0")
     outputs += until_done(slots, 0)
-    outputs += admit(slots, 0, 30, LONG[:100], keys)
+    outputs += admit(slots, 0, 30, long[:100], keys)
     for slot in range(3):
         outputs += until_done(slots, slot) if len(ends(outputs, slot)) < 1 + (slot == 0) else []
     said_by_0 = said(outputs, 0)
     cancelled, finished = ends(outputs, 0)
     n = cancelled.generated - 1
     assert cancelled.finish == "cancel" and finished.finish == "length"
-    assert text(first) + said_by_0[:n] == alone(A, 60, keys)[: n + 1]
-    assert text(outputs)[3:] + said_by_0[n:] == alone(LONG[:100], 30, keys)
-    assert text(second) + said(outputs, 1) == alone(B, 25, keys)
-    assert text(third) + said(outputs, 2) == alone(C, 40, keys)
+    assert text(first) + said_by_0[:n] == alone(a, 60, keys)[: n + 1]
+    assert text(outputs)[3:] + said_by_0[n:] == alone(long[:100], 30, keys)
+    assert text(second) + said(outputs, 1) == alone(b, 25, keys)
+    assert text(third) + said(outputs, 2) == alone(c, 40, keys)
 
 
-def test_the_transcript_of_two_requests_in_two_slots(slots, alone):
+def test_the_transcript_of_two_requests_in_two_slots(plain, alone, own):
     """Protocol 14.2: a solo request moves into a slot, another joins it, the first goes back to the solo path."""
-    whole = alone(A, 500)
-    slots.send(f"GEN 500 {ids(A)}")
+    slots, (a, b, *_) = plain, own
+    whole = alone(a, 240)
+    slots.send(f"GEN 240 {ids(a)}")
     outputs = slots.until(Token)
     slots.send("STOP")
     outputs += slots.until(Done)
     assert outputs[-1].finish == "cancel"
     out = text(outputs)
     assert out == whole[: len(out)]
-    outputs = admit(slots, 0, 500 - len(out), A + out)
-    assert outputs[0] == Resume(len(A) + len(out) - 1)
+    outputs = admit(slots, 0, 240 - len(out), a + out)
+    assert outputs[0] == Resume(len(a) + len(out) - 1)
     assert outputs[-1] == Admitted(0, True)
-    outputs += admit(slots, 1, 20, B) + until_done(slots, 1)
+    outputs += admit(slots, 1, 20, b) + until_done(slots, 1)
     assert (ends(outputs, 1)[0].finish, ends(outputs, 1)[0].generated) == ("length", 20)
-    assert text(outputs)[1:] + said(outputs, 1) == alone(B, 20)
+    assert text(outputs)[1:] + said(outputs, 1) == alone(b, 20)
     slots.send("BSTOP 0")
     outputs += until_done(slots, 0)
     out += text(outputs)[:1] + said(outputs, 0)
     assert out == whole[: len(out)] and ends(outputs, 0)[0].finish == "cancel"
-    outputs = slots.ask(f"GEN {500 - len(out)} {ids(A + out)}")
-    assert outputs[0] == Resume(len(A) + len(out) - 1)
+    outputs = slots.ask(f"GEN {240 - len(out)} {ids(a + out)}")
+    assert outputs[0] == Resume(len(a) + len(out) - 1)
     assert out + text(outputs) == whole
 
 
 @pytest.mark.parametrize("solo", [False, True], ids=["admission", "solo"])
-def test_the_transcript_of_a_long_read_that_gives_way(slots, alone, solo):
+def test_the_transcript_of_a_long_read_that_gives_way(plain, alone, own, solo):
     """Protocol 14.3."""
-    line = f"80 {ids(LONG)}"
+    slots, (_, b, _, long) = plain, own
+    line = f"80 {ids(long)}"
     slots.send(f"GEN {line}" if solo else f"BGEN 0 {line}")
     outputs = slots.until(Progress)
     slots.send("BYIELD 0")
@@ -158,14 +169,14 @@ def test_the_transcript_of_a_long_read_that_gives_way(slots, alone, solo):
     assert (done.finish, done.generated, done.prompt_read) == ("cancel", 0, yielded.tokens)
     if not solo:
         assert slots.next() == Admitted(0, False)
-    short = admit(slots, 1, 20, B)
-    rest = admit(slots, 0, 80, LONG)
+    short = admit(slots, 1, 20, b)
+    rest = admit(slots, 0, 80, long)
     assert next(output for output in rest if isinstance(output, Resume)) == Resume(yielded.tokens)
     outputs = short + rest
     for slot in (0, 1):
         outputs += until_done(slots, slot) if not ends(outputs, slot) else []
-    assert text(short) + said(outputs, 1) == alone(B, 20)
-    assert text(rest) + said(outputs, 0) == alone(LONG, 80)
+    assert text(short) + said(outputs, 1) == alone(b, 20)
+    assert text(rest) + said(outputs, 0) == alone(long, 80)
 
 
 def test_a_byield_that_is_refused_changes_nothing(shared, alone):
@@ -255,7 +266,7 @@ def test_a_solo_request_beside_slots_is_read_between_their_windows_and_then_they
     shared.send("BSTOP 0")
     rest = until_done(shared, 0)
     got = text(outputs) + said(outputs + solo + rest, 0)
-    assert got == alone(A, 600)[: len(got)]
+    assert got == alone(A, len(got))
 
 
 def test_the_context_rule_holds_for_admissions_to_the_token(shared):
@@ -278,18 +289,19 @@ def test_an_err_comes_without_a_done_or_badm_and_the_next_command_works(shared):
 @pytest.mark.parametrize("state", ["reading", "decoding"])
 def test_end_of_input_ends_the_process_when_read_and_slots_are_done(serve_pack, state):
     engine = serve_pack(*ARGS, "--batch", "2")
-    outputs = admit(engine, 0, 300, A)
+    outputs = admit(engine, 0, 120, A)
     if state == "reading":
         engine.send(f"BGEN 1 20 {ids(LONG)}")
         outputs += engine.until(Progress)
     engine.close_input()
     outputs += engine.rest()
-    assert ends(outputs, 0)[0].generated == 300
+    assert ends(outputs, 0)[0].generated == 120
     assert state == "decoding" or ends(outputs, 1)[0].generated == 20
     assert engine.exit_code() == 0
 
 
-def test_quit_drops_running_slots(slots):
+def test_quit_drops_running_slots(serve_pack):
+    slots = serve_pack(*ARGS, "--batch", "3")
     admit(slots, 0, 900, A)
     slots.send("QUIT")
     assert not ends(slots.rest(), 0)
