@@ -29,7 +29,7 @@ sys.exit(engine.wait())
 def drafted(packs, tmp_path: Path, code: int, *more: str) -> tuple[list[str], dict[str, bool]]:
     """draft-test of a prompt of two tasks: what it measured, and its checks. Each of its runs starts two engines."""
     out = tmp_path / "out.json"
-    line = ["draft-test", "--pack", str(packs["tiny-f32"]), "-n", "1", "--tasks", "copy", "arithmetic"]
+    line = ["draft-test", "--pack", str(packs["tiny-q8_0"]), "-n", "1", "--tasks", "copy", "arithmetic"]
     line += ["--longest", "160", "--max-new", "12", "--batch", "2", "--extra=--threads 1 --verify-accounts"]
     line += [f"--drafts=--mtp {packs['mtp-tiny-q8_0']} --spec 3", "--json", str(out), *more]
     assert main(line) == code

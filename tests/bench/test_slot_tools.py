@@ -160,7 +160,7 @@ def test_reads_that_join_a_busy_server(packs, tmp_path):
     argv = ["read-join", "two_joiners", "followup", "read_alone", "question", "http", "soak"]
     argv += ["--pack", str(packs["odd-q8_0"]), "--slots", "4", f"--extra={ENGINE} --prefill 64", "--json", str(out)]
     argv += ["--long", "1500", "--apart", "0.2", "--streams", "2", "--stream-tokens", "600", "--held", "800"]
-    argv += ["--read", "2000", "--delay", "0.1", "--http-tokens", "48", "--clients", "8", "--seconds", "4"]
+    argv += ["--read", "2000", "--delay", "0.1", "--http-tokens", "48", "--clients", "8", "--seconds", "2"]
     assert main([*argv, "--soak-long", "300", "--soak-tokens", "12"]) == 0
     records = records_of(out)
     assert records["http: 4 streams against the engine alone"]["target"] == "P12"
