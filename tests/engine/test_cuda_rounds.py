@@ -24,7 +24,7 @@ from strata.kernels.formats import Weight
 from strata.kernels.ops import PAGE, Sampling
 from strata.protocol.lines import SlotToken, Token
 
-CONTEXT, CHUNK, SAID, END = 150, 18, np.array([5, 40, 77, 300], np.int32), 300
+CONTEXT, CHUNK, SAID, END = 100, 18, np.array([5, 40, 77, 300], np.int32), 300
 REHEARSES = False
 OPTIONS = Options(
     pack="",
@@ -123,7 +123,7 @@ def plain(runner, tokens: np.ndarray, how: Sampling, n: int, slot: int = 1) -> t
     ],
 )
 def test_rounds_say_what_windows_say_and_leave_their_state_while_the_next_one_runs(runner, how, after):
-    ids, n = page_before(13), 24
+    ids, n = page_before(9), 18
     whole, states = plain(runner, ids, how, n)
     tokens, kept, right = begin(runner, ids, how), set(), whole[len(ids) + 1 :][:after]
     assert END not in right, "take another prompt"
@@ -144,7 +144,7 @@ def test_rounds_say_what_windows_say_and_leave_their_state_while_the_next_one_ru
 
 def test_rounds_of_changing_lengths_and_windows_between_them_say_the_same(runner):
     how = DRAWN
-    ids, n = prompt(30, 3), 34
+    ids, n = prompt(30, 3), 28
     whole, states = plain(runner, ids, how, n)
     tokens = begin(runner, ids, how)
     before = runner.cost.dropped
@@ -157,7 +157,7 @@ def test_rounds_of_changing_lengths_and_windows_between_them_say_the_same(runner
 
 def test_a_round_that_nobody_wanted_leaves_no_trace(runner):
     how = GREEDY
-    ids, n = prompt(40, 4), 22
+    ids, n = prompt(40, 4), 16
     whole, states = plain(runner, ids, how, n)
     tokens, turn, before = begin(runner, ids, how), 0, runner.cost.dropped
     while len(tokens) < len(whole) - 4:
@@ -184,13 +184,13 @@ def test_rounds_draft_and_keep_what_verify_windows_do(runner, most):
         tokens += runner.window([row(tokens, GREEDY, slot=slot)], False)  # behind a prompt rounds have a draft more
         if slot:
             drafts: tuple[int, ...] = ()
-            while len(said) < 12:
+            while len(said) < 8:
                 tokens += runner.verify([row(tokens, GREEDY, drafts, slot)])[0]
                 proposed = runner.propose(row(tokens, GREEDY, slot=slot), most, 0.0)
                 said.append((list(tokens), proposed))
                 drafts = before_end(proposed, {END})
         else:
-            while len(said) < 12:
+            while len(said) < 8:
                 tokens += runner.round(row(tokens, GREEDY), most).tokens
                 said.append((list(tokens), runner.propose(row(tokens, GREEDY), most, 0.0)))
         found.append((said, runner.drafter.book.state.digest(slot)))
@@ -220,7 +220,7 @@ def test_the_first_round_behind_a_prompt_has_a_draft_that_its_last_token_gives(r
 
 
 def test_rounds_end_where_the_context_does(runner):
-    ids = prompt(CONTEXT - 12, 7)
+    ids = prompt(CONTEXT - 12, 10)
     whole, states = plain(runner, ids, GREEDY, 11)
     tokens = begin(runner, ids, GREEDY)
     while len(tokens) + 4 <= CONTEXT:
@@ -234,7 +234,7 @@ def test_rounds_end_where_the_context_does(runner):
 
 def test_rounds_of_a_sequence_that_is_drawn_in_another_way_begin_again(runner):
     ids = prompt(25, 8)
-    whole, _ = plain(runner, ids, GREEDY, 20)
+    whole, _ = plain(runner, ids, GREEDY, 8)
     tokens = begin(runner, ids, GREEDY)
     tokens += runner.round(row(tokens, GREEDY), 1).tokens
     other = list(tokens) + runner.round(row(tokens, DRAWN), 1).tokens
@@ -280,8 +280,8 @@ def answered(path: Path, request: Request, stop_after: int = 0) -> tuple[list[in
 
 def test_requests_with_rounds_end_as_those_without_and_leave_the_same_conversation(runner, seldom_ends):
     """By length, at an end token, by a STOP, continued, and with slots that go on behind them."""
-    asked = [(Request(prompt(20 + n, n), n, how), 0) for n, how in ((1, GREEDY), (2, DRAWN), (13, GREEDY), (24, DRAWN))]
-    asked += [(Request(prompt(9, 3), 60, GREEDY), 13), (Request(prompt(9, 3), 8, GREEDY), 0)]
+    asked = [(Request(prompt(20 + n, n), n, how), 0) for n, how in ((1, GREEDY), (2, DRAWN), (9, GREEDY), (16, DRAWN))]
+    asked += [(Request(prompt(9, 3), 60, GREEDY), 9), (Request(prompt(9, 3), 8, GREEDY), 0)]
     found = []
     for drafts in (DraftRules(), DraftRules(4)):
         path, before, texts = path_of(runner, drafts), runner.cost.rounds, []
