@@ -35,7 +35,7 @@ from strata.kernels.ops import Sampling
 from strata.protocol.lines import Done, Progress, Resume, SlotDone, SlotToken, Token
 
 PACK, CONTEXT, CHUNK, END = "odd-q8_0", 52, 18, 1000
-REHEARSES = False
+REHEARSES = False  # slots start with rehearsals in test_cuda_growth.py, places of experts in experts/
 OPTIONS = Options(pack="", max_context=CONTEXT, prefill=CHUNK, short_read=0, verify_accounts=True, pcie_frac=1.0)
 DRAWN = Sampling(temperature=1.0, seed=5)
 PENALISED = Sampling(temperature=0.8, seed=7, penalty_repeat=1.3, penalty_present=0.5)

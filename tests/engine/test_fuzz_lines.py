@@ -149,6 +149,7 @@ def outputs_of(engine: object) -> Iterator[Output]:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("n", [20_000, pytest.param(400_000, marks=pytest.mark.soak)])
 def test_random_lines_are_answered_one_by_one(loop, scripted, n):
+    """The first of the lines; the soak sends twenty times as many."""
     engine = loop(scripted(VOCAB), chunk=4, max_context=MAX_CONTEXT)
     sender = threading.Thread(target=send_all, args=(engine, 1, n))
     sender.start()
