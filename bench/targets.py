@@ -7,6 +7,7 @@ Errors   none: a target without a figure says so
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
@@ -76,7 +77,7 @@ def _row(target: Target, name: str, record: Record | None) -> str:
     by = record.peer["median"] if target.ratio and record.peer else 1.0
     figures = [value / by for value in (record.median, record.min, record.max)]
     share = target.must / figures[0] if target.most else figures[0] / target.must
-    reached = "reached" if share >= 1 else f"{100 * share:.0f} %"
+    reached = "reached" if share >= 1 else f"{math.floor(1000 * share) / 10:g} %"  # never 100
     unit = f"x {record.peer['name']}" if target.ratio and record.peer else record.unit
     return f"{first} {' | '.join(map(_short, figures))} | {unit} | {record.runs} | {reached} | `{name}` |"
 

@@ -29,7 +29,7 @@ def test_a_target_takes_the_newest_figure_with_its_tag_and_not_another_work_of_t
         "2026-01-02", Record.of("tg 512", "tok/s", [500.0], "P1"), Record.of("tg 128", "tok/s", [1, 175], "P1")
     )
     found = rows(("new.json", new), ("old.json", old))["P1 decode, one stream"]
-    assert found[2:] == ["at least 350", "88", "1", "175", "tok/s", "2", "25 %", "`new.json`"]
+    assert found[2:] == ["at least 350", "88", "1", "175", "tok/s", "2", "25.1 %", "`new.json`"]
 
 
 def test_a_limit_is_reached_by_less_and_a_ratio_is_that_to_the_figure_beside_it():
@@ -41,6 +41,11 @@ def test_a_limit_is_reached_by_less_and_a_ratio_is_that_to_the_figure_beside_it(
     assert next(row for name, row in found.items() if name.startswith("P11"))[3:9] == ["1.8"] * 3 + [
         "x without", "1", "reached",
     ]  # fmt: skip
+
+
+def test_what_is_missed_by_little_is_not_all_of_it():
+    found = rows(("a.json", report("2026-01-01", Record.of("pp 8192", "tok/s", [9999.9], "P4"))))
+    assert found["P4 prompt of 8,192"][8] == "99.9 %"
 
 
 def test_a_target_without_a_figure_says_so_in_a_whole_row():
