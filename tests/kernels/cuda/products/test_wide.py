@@ -81,6 +81,26 @@ def test_blocks_that_go_from_tile_to_tile_keep_the_bits(
 
 
 @pytest.mark.parametrize("where", ANYWHERE)
+@pytest.mark.parametrize("name", ["Q8_0", "Q6_K"])
+def test_the_largest_sums_keep_their_last_bit(place, random_weight, tiles_only, four_warps, name):
+    """Inputs of 127 and 1, codes at both ends of their range and next to nothing, in every mixture."""
+    w = random_weight(name, 64, 256)
+    rng = np.random.default_rng(5)
+    if name == "Q8_0":
+        codes = w.data.reshape(64, 8, 34)[:, :, 2:].view(np.int8)
+        codes[...] = rng.choice(np.array([127, -128, 1], np.int8), codes.shape, p=(0.8, 0.1, 0.1))
+        codes[:3] = np.array([[127], [-128], [1]], np.int8)[:, None]
+    else:
+        w.data[:, :192] = rng.choice(np.array([0, 255, 0x77], np.uint8), (64, 192))
+    x = rng.choice(np.array([127, -127, 1], np.float32), (40, 256), p=(0.8, 0.1, 0.1))
+    x[:3] = np.array([[127], [-127], [127]], np.float32)
+    x[2, ::16] = 1
+    (got,) = place.linear([w], x)
+    same_bits(got, ordered_linear([w], x)[0])
+    assert four_warps
+
+
+@pytest.mark.parametrize("where", ANYWHERE)
 def test_parts_of_columns_have_inputs_of_their_own(place, random_weight, tiles_only, four_warps):
     w, x = random_weight("Q6_K", 40, 1024), activations(210, 1024)
     placed = place.weight(w)
