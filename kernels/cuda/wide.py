@@ -59,7 +59,7 @@ class Wide:
     ) -> None:
         """(address, output, rows) of each matrix; `join` as in `linear`."""
         n, cols = made.q.shape
-        with workspace.scratch():
+        with workspace.spare():
             weights = [workspace.array((size,), np.uint8) for size in self.sizes]
             inputs = workspace.array((self.of_inputs,), np.uint8)
             self.unpack([(data, to, rows) for (data, _, rows), to in zip(matrices, weights, strict=True)], _NOTHING)

@@ -3,6 +3,9 @@
     y = workspace.array((n, width))           # valid until a mark taken before it is released
     with workspace.scratch():                 # what is taken inside is given back at the end
         t = workspace.array((n, 4 * width))
+    if workspace.free >= n_bytes:             # what another way does without: no part of `peak`
+        with workspace.spare():
+            t = workspace.array((n_bytes,), np.uint8)
 
 Nothing is allocated after the buffer: the same calls give the same addresses, so a captured graph can be replayed.
 Giving back is only bookkeeping. Work that is under way on the stream still owns the bytes, and work that comes later
@@ -15,7 +18,8 @@ Cost     an array is a view: no kernel, no call of the driver; the same array ag
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from math import prod
 from typing import Any, Final
 
@@ -65,7 +69,7 @@ class Workspace:
 
     @property
     def peak(self) -> int:
-        """The most that was handed out at any time: what a workspace for the same calls must hold."""
+        """The most that was handed out at any time but in `spare`: what a workspace for the same calls must hold."""
         return self._peak
 
     def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> DeviceArray:
@@ -140,6 +144,14 @@ class Workspace:
     def scratch(self) -> AbstractContextManager[None]:
         """Give back at the end what was taken inside."""
         return _Scratch(self)
+
+    @contextmanager
+    def spare(self) -> Iterator[None]:
+        """`scratch` of what the caller does without where there is no room for it."""
+        peak = self._peak
+        with self.scratch():
+            yield
+        self._peak = peak
 
 
 class _Scratch:

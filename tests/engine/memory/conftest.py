@@ -280,34 +280,50 @@ def counted(whole_passes: bool) -> Callable[..., dict[int, Counts]]:
         mixer_rows: int = 0,
         whole: bool = whole_passes,
     ) -> dict[int, Counts]:
-        device, meter = CudaDevice(driver=CountingDriver()), Meter(2)
-        device.mixer_rows = mixer_rows
-        bind(pack, meter, rope_table(pack.spec, context, meter))
-        StatePool(pack.spec, 1, context, kv=kv, memory=meter)
-        device.open("weights", meter.weights + meter.table_bytes, "")
-        device.open("state", meter.state, "")
-        model = Model(pack, device, context)
-        state = model.new_state(1, kv)
-        windows, found = Windows(model, state, device, 8), dict[int, Counts]()
+        passes, found = CountedPasses(pack, context, kv, figures, mixer_rows, whole), dict[int, Counts]()
         for chunk in chunks:
-            state.reserve(0, max(chunk, 1))
-            with _figures(figures, whole):
-                assert device.fit(lambda n=chunk: _pass(device, model, state, windows, n), 0)
-            state.reset(0)
-            found[chunk] = Counts(device.workspace_bytes)
-            found[chunk].parts = tuple(space.capacity for space in device._spaces[:2])
+            passes.fit(chunk)
+            found[chunk] = Counts(passes.device.workspace_bytes)
+            found[chunk].parts = tuple(space.capacity for space in passes.device._spaces[:2])
         return found
 
     return count
 
 
-def _pass(device: CudaDevice, model: Model, state: StatePool, windows: Windows, n: int) -> None:
-    if not n:
-        windows.rehearse(Layout(8, 8, 8, MAX_RECENT))
-        return
-    device.expect(None)
-    rows = Rows.of([(0, 0, np.zeros(n, np.int32))])
-    model.compute(state.located(rows).placed(device), state, np.arange(n - 1, n))
+class CountedPasses:
+    """Passes of a pack on a card that only counts."""
+
+    def __init__(
+        self, pack: Pack, context: int, kv: str = "fp32", figures: Card = H100, mixer_rows: int = 0, whole: bool = False
+    ) -> None:
+        self.device, meter = CudaDevice(driver=CountingDriver()), Meter(2)
+        self.device.mixer_rows = mixer_rows
+        bind(pack, meter, rope_table(pack.spec, context, meter))
+        StatePool(pack.spec, 1, context, kv=kv, memory=meter)
+        self.device.open("weights", meter.weights + meter.table_bytes, "")
+        self.device.open("state", meter.state, "")
+        self._model = Model(pack, self.device, context)
+        self._state = self._model.new_state(1, kv)
+        self._windows = Windows(self._model, self._state, self.device, 8)
+        self._how = figures, whole
+
+    def fit(self, chunk: int) -> None:
+        """A workspace for a chunk of so many rows; 0: for windows."""
+        with _figures(*self._how):
+            assert self.device.fit(lambda: self.run(chunk), 0)
+
+    def run(self, chunk: int) -> None:
+        """Such a pass in it."""
+        with _figures(*self._how):
+            if not chunk:
+                self._windows.rehearse(Layout(8, 8, 8, MAX_RECENT))
+                return
+            self._state.reserve(0, chunk)
+            self.device.expect(None)
+            rows = Rows.of([(0, 0, np.zeros(chunk, np.int32))])
+            placed = self._state.located(rows).placed(self.device)
+            self._model.compute(placed, self._state, np.arange(chunk - 1, chunk))
+            self._state.reset(0)
 
 
 @pytest.fixture

@@ -15,6 +15,9 @@ from strata.engine.model.draft import DraftLayer
 from strata.engine.model.model import bind
 from strata.engine.model.weights import rope_table
 from strata.engine.pack import Pack, open_draft, open_pack
+from strata.kernels.cuda import wide
+
+from .conftest import CountedPasses
 
 SMALL = ("tiny-q8_0", "tiny-q2_0", "tiny-q4_k_m", "tiny-iq3_xxs", "tiny-bf16", "odd-f32", "odd-q2_0")
 
@@ -72,6 +75,22 @@ def test_a_chunk_of_the_full_size_never_takes_more_than_its_price(full_pack, cou
             mine = price(chunk) if chunk else price.windows
             assert taken <= mine <= max(1.1 * taken + 32 * MIB, price.windows)
         assert price.windows < 30 * MIB
+
+
+@pytest.mark.parametrize("mixer_rows", [0, MIXER_ROWS])
+def test_long_products_find_room_for_halves_in_what_a_pass_takes_without_them(full_pack, monkeypatch, mixer_rows):
+    """All but one of the n-gram layer, behind a mixer that takes some rows at a time."""
+    found: list[int] = []
+    call = wide.Wide.__call__
+    monkeypatch.setattr(wide.Wide, "__call__", lambda way, *given: (found.append(way.wants), call(way, *given))[1])
+    passes = CountedPasses(open_pack(full_pack), 32_768, mixer_rows=mixer_rows)
+    for chunk in (1024, 2048, 4096, 8192):
+        found.clear()
+        passes.fit(chunk)
+        wanted = len(found)
+        found.clear()
+        passes.run(chunk)
+        assert len(found) >= wanted - (mixer_rows == MIXER_ROWS) > 0
 
 
 @pytest.mark.parametrize("name", SMALL)

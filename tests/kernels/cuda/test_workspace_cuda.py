@@ -85,6 +85,18 @@ def test_scratch_is_given_back_when_an_operation_fails_inside():
     assert space.free == 4096
 
 
+def test_what_another_way_does_without_is_given_back_and_no_part_of_what_is_needed():
+    space = workspace(4096)
+    with space.scratch():
+        space.array((64,))
+        with space.spare():
+            space.array((512,))
+            assert space.used == 256 + 2048
+        assert (space.used, space.peak) == (256, 256)
+        space.array((128,))
+    assert (space.used, space.peak) == (0, 768)
+
+
 def test_a_mark_above_what_is_handed_out_is_refused():
     space = workspace(4096)
     mark = (space.array((256,)), space.mark())[1]
