@@ -5,16 +5,17 @@
 // for each, in the order of ops.py.
 //
 // A block has tiles of 128 weight rows and 192 columns, a team of four warps all of the rows and 64 of the columns: while its
-// matrix steps are under way the other teams scale and add, by turns: without these all of them come to do the same at the
-// same time. One warp sends for the operands of a step, some steps ahead,
-// when everybody has left their place. A block goes from tile to tile without a pause.
+// matrix steps are under way the other teams scale and add, by turns, without which all of them come to do the same at the
+// same time. One warp sends for the operands of a step, some steps ahead, when everybody has left their place. A block goes
+// from tile to tile without a pause.
 //
 // No branch of a step depends on a lane: the compiler then knows that the addresses of operands are the same for a warp, and
 // keeps them in the registers from which matrix steps want them.
 //
-// Constants: GROUP of a scale (16, 32), STAGES of operands, SHARED bytes that wide_plans.py asks for. Arguments: of product_prompt.cu; matrices and q
-// as prompt_wide_weights.cu and prompt_wide_inputs.cu made them; run: column tiles of a band, whose blocks follow each other
-// row tile by row tile, so that blocks which work at the same time share rows and columns.
+// Constants: GROUP of a scale (16, 32), STAGES of operands, SHARED bytes that wide_plans.py asks for. Arguments: of
+// product_prompt.cu; matrices and q as prompt_wide_weights.cu and prompt_wide_inputs.cu made them; run: column tiles of a
+// band, whose blocks follow each other row tile by row tile, so that blocks which work at the same time share rows and
+// columns.
 #include "device.cuh"
 #include "warpgroup.cuh"
 #include "wide.cuh"
