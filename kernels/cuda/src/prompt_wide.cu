@@ -123,21 +123,22 @@ DEVICE void add_sums(float (&acc)[2][32], const float (&sums)[2][32], u32 d, con
     }
 }
 
-// Sums of two rows of a lane, and its columns.
+// Sums of two rows of a lane, and its columns. WHOLE: all are rows and columns of the result, and written as they are.
+template <bool WHOLE>
 DEVICE void store(const Arguments& a, const float (&acc)[32], const Tile& tile, int row, int column) {
     const int rows = a.matrix[tile.matrix].rows;
-    float* out = a.matrix[tile.matrix].out;
+    float* out = a.matrix[tile.matrix].out + (u64)(u32)column * (u32)rows + row;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        const int c = column + 8 * (i >> 1) + (i & 1);
-        if (c >= a.n) continue;
-        float* line = out + (u64)(u32)c * (u32)rows + row;
-        const float weight = a.join ? sigmoid_f32(a.join[c]) : 0.0f;
+        const int c = 8 * (i >> 1) + (i & 1);
+        if (!WHOLE && column + c >= a.n) continue;
+        float* line = out + (u64)(u32)c * (u32)rows;
+        const float weight = !WHOLE && a.join ? sigmoid_f32(a.join[column + c]) : 0.0f;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            if (row + 8 * r >= rows) continue;
+            if (!WHOLE && row + 8 * r >= rows) continue;
             const float y = acc[4 * (i >> 1) + 2 * r + (i & 1)];
-            line[8 * r] = a.join ? fmaf(weight, y, line[8 * r]) : y;
+            line[8 * r] = !WHOLE && a.join ? fmaf(weight, y, line[8 * r]) : y;
         }
     }
 }
@@ -200,9 +201,11 @@ KERNEL __launch_bounds__(THREADS, 1) void prompt_wide(PARAMETER Arguments a) {
         }
         const Tile here = find_tile(a, tile);
         const int row = here.row + 16 * (warp & 3) + g, column = here.column + 64 * team + 2 * t;
+        const bool whole = !a.join && here.column + BN <= a.n && here.row + ROWS <= a.matrix[here.matrix].rows;
 #pragma unroll
         for (int m = 0; m < 2; m++) {
-            store(a, acc[m], here, row + 64 * m, column);
+            if (whole) store<true>(a, acc[m], here, row + 64 * m, column);
+            else store<false>(a, acc[m], here, row + 64 * m, column);
 #pragma unroll
             for (int i = 0; i < 32; i++) acc[m][i] = 0.0f;
         }
