@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo "make serve    start the server on http://127.0.0.1:$(PORT) with the demo model"
-	@echo "make test     every test that needs no graphics card (about 8 minutes on 2 cores)"
+	@echo "make test     every test that needs no graphics card (some ten minutes on 2 cores)"
 	@echo "make bench    measure the engine on this machine with the demo model"
 	@echo "make lint     ruff, mypy, import-linter"
 	@echo "make format   what ruff can put right"
