@@ -50,6 +50,9 @@ PROMPT: Final = structure(
     ("q", "d", "sums", "join", "first", "second", "order", "tile_list", "n_tiles", "next_d", "next_sums"),
     ("n", "divide", "cols", "row_tiles", "run", "pitch", "apart"),
 )
+NO_ADDRESSES: Final = (None,) * 11
+"""All addresses of PROMPT, and NO_PAIRS first to next_sums: of a launch that has none."""
+NO_PAIRS: Final = NO_ADDRESSES[4:]
 LANES_WINDOW: Final = structure(
     ("x", "join", "first", "second", "ids", "weights", "given", "beside"), ("early", "n", "used", "cols", "tiles")
 )

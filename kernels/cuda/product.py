@@ -27,6 +27,8 @@ from strata.kernels.cuda import card as cards
 from strata.kernels.cuda import chains, few_plans, forms, plans, row_product
 from strata.kernels.cuda.arguments import (
     MATRICES,
+    NO_ADDRESSES,
+    NO_PAIRS,
     PROMPT,
     WINDOW,
     Prepared,
@@ -292,10 +294,6 @@ def _prompt(
     _launch(workspace, kind, matrices, inputs.of(kind), join, cols, n)
 
 
-_NO_PAIRS: Final = (None,) * 7
-"""first to next_sums of PROMPT."""
-
-
 def _launch(
     workspace: Workspace,
     kind: TensorType,
@@ -310,7 +308,7 @@ def _launch(
     where that pays and there is room."""
     rows = tuple([rows for _, _, rows in matrices])
     way = _prepared(cards.card(), kind, rows, cols, n, few_plans.limits(), parts)
-    pointers = (made.q, made.d, made.sums, join, *_NO_PAIRS)
+    pointers = (made.q, made.d, made.sums, join, *NO_PAIRS)
     if way.wide is not None and way.wide.wants <= workspace.free:
         way.wide(workspace, matrices, made, join)
         return
@@ -320,14 +318,10 @@ def _launch(
         return
     with workspace.scratch():
         unpacked = [workspace.array((size,), np.uint8) for size in ready.sizes]
-        ready.unpack([(data, to, each) for (data, _, each), to in zip(matrices, unpacked, strict=True)], _NOTHING)
+        ready.unpack([(data, to, each) for (data, _, each), to in zip(matrices, unpacked, strict=True)], NO_ADDRESSES)
         ready.product(
             [(address(data), out, each) for (_, out, each), data in zip(matrices, unpacked, strict=True)], pointers
         )
-
-
-_NOTHING: Final = (None,) * 11
-"""All addresses of PROMPT."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from strata.kernels.cuda import wide_plans
-from strata.kernels.cuda.arguments import PROMPT, Prepared, address
+from strata.kernels.cuda.arguments import NO_ADDRESSES, NO_PAIRS, PROMPT, Prepared, address
 from strata.kernels.cuda.card import Card
 from strata.kernels.cuda.compile import load_kernel
 from strata.kernels.cuda.forms import Quantized
@@ -29,11 +29,6 @@ from strata.kernels.ops import ACT_BLOCK
 _WARPS: Final = 8
 """Of a block that writes inputs: a warp takes _SPANS blocks of ACT_BLOCK columns of an octet of rows."""
 _SPANS: Final = 4
-_NOTHING: Final = (None,) * 11
-"""All addresses of PROMPT."""
-_NO_SUMS: Final = (None, None)
-_NO_PAIRS: Final = (None,) * 7
-"""first to next_sums of PROMPT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +57,13 @@ class Wide:
         with workspace.spare():
             weights = [workspace.array((size,), np.uint8) for size in self.sizes]
             inputs = workspace.array((self.of_inputs,), np.uint8)
-            self.unpack([(data, to, rows) for (data, _, rows), to in zip(matrices, weights, strict=True)], _NOTHING)
+            self.unpack([(data, to, rows) for (data, _, rows), to in zip(matrices, weights, strict=True)], NO_ADDRESSES)
             warps = -(-n // COLUMNS) * (COLUMNS // OCTET) * -(-cols // (_SPANS * ACT_BLOCK))
             kernel = load_kernel("prompt_wide_inputs.cu", "prompt_wide_inputs")
             kernel((-(-warps // _WARPS),), (32 * _WARPS,), (made.q, made.d, inputs, n, cols), shared_mem=0)
             self.product(
                 [(address(data), out, rows) for (_, out, rows), data in zip(matrices, weights, strict=True)],
-                (inputs, *_NO_SUMS, join, *_NO_PAIRS),
+                (inputs, None, None, join, *NO_PAIRS),
             )
 
 

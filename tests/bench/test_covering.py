@@ -87,7 +87,7 @@ def pytest_sessionfinish():
 
 
 NOT_EMULATED = {"prompt_wide", "prompt_wide_inputs", "prompt_wide_weights"}
-"""Sources of an architecture that the emulator is not."""
+"""Sources of an architecture that the emulated card of these tests is not; test_wide.py has one that is."""
 
 
 @pytest.mark.soak  # every listed test on the emulator

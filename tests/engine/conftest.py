@@ -389,21 +389,23 @@ def new_card() -> Iterator[Callable[[], object]]:
 
 
 @pytest.fixture(scope="module", params=["emulated", pytest.param("card", marks=pytest.mark.gpu)])
-def any_card(request: pytest.FixtureRequest) -> Iterator[Callable[[], object]]:
+def any_card(request: pytest.FixtureRequest) -> Iterator[Callable[..., object]]:
     """any_card(): a driver. Every test that asks for it runs on the emulated card, and on a real one if asked to.
 
-    REHEARSES = False in a module: its engines start without the kernels of rehearsals, which take the emulated card
-    most of a start; those of other modules start with them: test_cuda_growth.py (slots, drafts), experts/, borrowing.
+    REHEARSES = False in a module, or any_card(rehearses=False): engines start without the kernels of rehearsals, which
+    take the emulated card most of a start; those of other modules start with them: test_cuda_growth.py (slots, drafts),
+    experts/, borrowing. A real card rehearses always.
     """
     if request.param == "emulated":
         with request.getfixturevalue("emulated_card").plugged_in() as card:
 
-            def driver() -> object:
-                return card.driver(rehearses=getattr(request.module, "REHEARSES", True))
+            def driver(rehearses: bool = True) -> object:
+                return card.driver(rehearses=rehearses and getattr(request.module, "REHEARSES", True))
 
             yield driver
     else:
-        yield request.getfixturevalue("new_card")
+        new_card = request.getfixturevalue("new_card")
+        yield lambda rehearses=True: new_card()
 
 
 @pytest.fixture(scope="module")

@@ -69,13 +69,6 @@ def made(driver, pack, order: str, stream_min: int = STREAMS, **changes: object)
     return runner
 
 
-def unrehearsed(any_card) -> object:
-    """An emulated card that starts without the kernels of rehearsals; starts of other tests here have them."""
-    driver = any_card()
-    driver.rehearses = False
-    return driver
-
-
 def lending_of(runner: CudaRunner):
     loan = runner._resident.loan
     assert isinstance(loan, SlotLoan)
@@ -131,7 +124,7 @@ def twins_are_slots(runner: CudaRunner) -> None:
 @pytest.fixture(scope="module")
 def wanted(any_card, pack):
     """Texts and states with all experts in VRAM."""
-    return texts(made(unrehearsed(any_card), pack, "none", expert_cache=0))
+    return texts(made(any_card(rehearses=False), pack, "none", expert_cache=0))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +183,7 @@ def test_slots_that_decode_between_chunks_say_what_they_say_alone(any_card, pack
     """Their windows find lent experts in RAM, in graphs that were captured before."""
     found = []
     for cache, profile in ((0, "none"), (SLOTS, order)):
-        runner = made(unrehearsed(any_card), pack, profile, expert_cache=cache, batch=2, **changes)
+        runner = made(any_card(rehearses=False), pack, profile, expert_cache=cache, batch=2, **changes)
         path, said, most = path_of(runner), [], 0
         events = path.admit(0, Request(ids(5, 1), 9, DRAWN))
         while path.busy:
@@ -220,7 +213,7 @@ def test_a_start_that_times_short_reads_gives_back_what_they_borrow(any_card, pa
 def test_a_read_that_is_given_up_gives_its_slots_back_and_the_next_one_says_the_same(
     any_card, pack, order, how, changes
 ):
-    runner = made(unrehearsed(any_card), pack, order, batch=2, **changes)
+    runner = made(any_card(rehearses=False), pack, order, batch=2, **changes)
     lending, path = lending_of(runner), path_of(runner)
     before = answered(path, Request(ids(CHUNK + 5, 7), 4, DRAWN))
     events = path.start(Request(ids(3 * CHUNK, 8), 4, DRAWN))
@@ -256,6 +249,6 @@ def test_a_draft_layer_reads_long_prompts_in_borrowed_slots(any_card, trunk, dra
 
 def test_no_prefill_borrow_and_a_cache_without_an_order_lend_nothing(any_card, pack, order):
     for profile, changes in ((order, {"no_prefill_borrow": True}), ("none", {})):
-        runner = made(unrehearsed(any_card), pack, profile, **changes)
+        runner = made(any_card(rehearses=False), pack, profile, **changes)
         assert runner._resident.loan is None and "lent_slots" not in runner.figures()
         assert runner._resident.store.placement.lendable == 0

@@ -104,7 +104,7 @@ DEVICE void multiply_group(float (&sums)[2][32], u32 weights, u32 inputs, int gr
 }
 
 // acc += sums, scaled: s of the lane's four rows, d of its columns. Four rows follow each other with a number of d, which is
-// then read from its register once for them: registers are what this kernel waits for. With + 0, since the written order
+// then read from shared memory, and from its register, once for them. With + 0, since the written order
 // has no sum of -0. A quarter of them is done when the next team, whose barrier is `turn`, may begin with its own.
 DEVICE void add_sums(float (&acc)[2][32], const float (&sums)[2][32], u32 d, const float2 (&s)[2], int turn) {
 #pragma unroll

@@ -198,9 +198,9 @@ def test_only_cards_with_such_steps_have_a_plan_and_it_fits_them(arch):
 def test_a_plan_has_a_tile_for_most_multiprocessors_and_room_for_all_rows(
     rows: tuple[int, ...], steps: int, n: int, kind: TensorType
 ):
-    card, cols = CARDS[90], steps * STEP
-    if wide_plans.pays(card, rows, cols, n):
-        assert sum(rows) * n >= wide_plans.LEAST_BUSY * card.multiprocessors * ROWS * COLUMNS
+    cols = steps * STEP
+    if wide_plans.pays(CARDS[90], rows, cols, n):
+        assert sum(rows) * n >= wide_plans.LEAST_BUSY * CARDS[90].multiprocessors * ROWS * COLUMNS
     each = wide_plans.step_of_weights(kind) // ROWS
     assert wide_plans.bytes_of_weights(kind, rows[0], cols) >= rows[0] * steps * each
     assert wide_plans.bytes_of_inputs(n, cols) >= n * steps * (2 * STEP + 8)
