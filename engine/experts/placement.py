@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import chain, compress
 
 import numpy as np
 import numpy.typing as npt
@@ -110,9 +111,16 @@ class Placement:
         return sum(n * size.n_bytes for n, size in zip(of_layers, self.sizes, strict=True))
 
 
-def by_number(layers: int, experts: int) -> list[Pair]:
+@cache
+def by_number(layers: int, experts: int) -> tuple[Pair, ...]:
     """The first expert of every layer, then the second of every layer, and so on."""
-    return [(layer, expert) for expert in range(experts) for layer in range(layers)]
+    return tuple((layer, expert) for expert in range(experts) for layer in range(layers))
+
+
+def bytes_of(sizes: Sequence[ExpertSize], pairs: Iterable[Pair]) -> list[int]:
+    """Of the expert of each pair."""
+    of_layers = [size.n_bytes for size in sizes]
+    return [of_layers[layer] for layer, _ in pairs]
 
 
 def place(
@@ -132,10 +140,13 @@ def place(
     return Placement(tuple(sizes), begins, begins < 0, sum(slots), spare)
 
 
-def missing_order(placement: Placement, order: Iterable[Pair]) -> list[Pair]:
-    """The pairs that have no slot: those of the order, then the others by number."""
-    known, missing = dict.fromkeys([*order, *by_number(*placement.begins.shape)]), (placement.begins < 0).tolist()
-    return [(layer, expert) for layer, expert in known if missing[layer][expert]]
+def missing_order(placement: Placement, order: Sequence[Pair]) -> list[Pair]:
+    """The pairs that have no slot: those of the order, which names none twice, then the others by number."""
+    if len(order) < placement.pairs:
+        known = set(order)
+        order = [*order, *(pair for pair in by_number(*placement.begins.shape) if pair not in known)]
+    places = np.fromiter(chain.from_iterable(order), np.int64, 2 * len(order)).reshape(-1, 2)
+    return list(compress(order, placement.begins[places[:, 0], places[:, 1]] < 0))
 
 
 def with_copies(placement: Placement, in_ram: Iterable[Pair]) -> Placement:

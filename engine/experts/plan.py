@@ -10,7 +10,7 @@ Errors   DoesNotFit in one line with the limit and the remedy
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,6 +20,7 @@ from strata.engine.experts.placement import (
     Pair,
     Placement,
     by_number,
+    bytes_of,
     missing_order,
     place,
     with_copies,
@@ -206,7 +207,7 @@ def _room(free: int, asked: Asked, model: Model) -> CardRoom:
         free=free,
         reserve=asked.reserve,
         given=asked.given,
-        experts=tuple(model.sizes[layer].n_bytes for layer, _ in order),
+        experts=tuple(bytes_of(model.sizes, order)),
         per_layer=model.experts,
         known=asked.order is not None,
         cache=asked.cache,
@@ -310,12 +311,12 @@ def _said(free: int, asked: Asked, plan: CardPlan, placement: Placement) -> tupl
 
 
 def _copied(
-    asked: Asked, model: Model, placement: Placement, order: Iterable[Pair], ram: int
+    asked: Asked, model: Model, placement: Placement, order: Sequence[Pair], ram: int
 ) -> tuple[Placement, tuple[str, ...]]:
     """Which of the others lie in so much RAM; lines for the log."""
     missing = missing_order(placement, order)
     left = ram - placement.spare_bytes - placement.twin_bytes
-    homes = homes_in(asked.source, [model.sizes[layer].n_bytes for layer, _ in missing], (), left)
+    homes = homes_in(asked.source, bytes_of(model.sizes, missing), (), left)
     found = with_copies(placement, missing[: homes.copies])
     if model.floats and homes.mapped_bytes:
         raise DoesNotFit(

@@ -10,6 +10,7 @@ Cost     a walk over the experts for each way that is tried
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -93,7 +94,7 @@ class CardRoom:
     @property
     def every(self) -> int:
         """Bytes of slots for all experts."""
-        return sum(map(padded, self.experts))
+        return sum(n * padded(size) for size, n in Counter(self.experts).items())
 
     @property
     def ring(self) -> int:

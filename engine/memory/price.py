@@ -99,12 +99,11 @@ class Price:
     def __init__(self, shape: PromptShape, mixer_rows: int = 0) -> None:
         self.shape = shape
         self.mixer_rows = mixer_rows
-        self._chunk = lru_cache(maxsize=None)(self.parts)
 
     def __call__(self, chunk: int) -> int:
         """For passes of up to `chunk` rows; what windows take is in it."""
         steps = [chunk] if chunk <= GRID else [*range(GRID, chunk, GRID), chunk]
-        return max(self.windows, *(sum(self._chunk(n)) for n in steps))
+        return max(self.windows, *(sum(self.parts(n)) for n in steps))
 
     @cached_property
     def windows(self) -> int:
@@ -115,28 +114,36 @@ class Price:
         logits = n * (g.vocab + g.vocab // 8) * _FLOAT
         streams = 6 * n * g.wide * _FLOAT + n * (g.gdn_channels + 6 * g.gdn_inner) * _FLOAT
         experts = n * (g.experts_used + 4) * (g.hidden + 2 * g.expert_width) * _FLOAT
-        return padded(logits + streams + experts) + 2 * max(half.peak, self._blocks(n)) + (1 << 20)
+        blocks = _blocks(self.shape, self.mixer_rows, n)
+        return padded(logits + streams + experts) + 2 * max(half.peak, blocks) + (1 << 20)
 
     def parts(self, n: int) -> tuple[int, int]:
         """Of passes of up to n rows: what lives for all of one, what a block of a layer works in."""
-        whole = Tally()
-        _ends(whole, self.shape, n)
-        few = 2 * self._blocks(min(n, FEW_ROWS))  # blocks of a window take turns in two halves
-        return whole.peak, max(few, self._blocks(n) if n > FEW_ROWS else 0)
+        return _parts(self.shape, self.mixer_rows, n)
 
-    def _blocks(self, n: int) -> int:
-        """What a mixer or the experts of just n rows take."""
-        t, at_once = Tally(), min(n, self.mixer_rows or n)
-        for part in (_delta_net, _attention):
-            with t.scratch():
-                part(t, self.shape, at_once)
+
+@lru_cache(maxsize=4096)  # every plan of a start, and of advice, asks for the same lengths
+def _parts(shape: PromptShape, mixer_rows: int, n: int) -> tuple[int, int]:
+    whole = Tally()
+    _ends(whole, shape, n)
+    few = 2 * _blocks(shape, mixer_rows, min(n, FEW_ROWS))  # blocks of a window take turns in two halves
+    return whole.peak, max(few, _blocks(shape, mixer_rows, n) if n > FEW_ROWS else 0)
+
+
+@lru_cache(maxsize=4096)
+def _blocks(shape: PromptShape, mixer_rows: int, n: int) -> int:
+    """What a mixer or the experts of just n rows take."""
+    t, at_once = Tally(), min(n, mixer_rows or n)
+    for part in (_delta_net, _attention):
         with t.scratch():
-            _ngrams(t, self.shape, n)
-        for kinds in self.shape.experts:
-            with t.scratch():
-                _hyper(t, self.shape, n)
-                (_experts if n > FEW_ROWS else _experts_few)(t, self.shape, n, kinds)
-        return t.peak
+            part(t, shape, at_once)
+    with t.scratch():
+        _ngrams(t, shape, n)
+    for kinds in shape.experts:
+        with t.scratch():
+            _hyper(t, shape, n)
+            (_experts if n > FEW_ROWS else _experts_few)(t, shape, n, kinds)
+    return t.peak
 
 
 def _quantized(t: Tally, n: int, cols: int, kinds: frozenset[TensorType]) -> None:

@@ -80,7 +80,7 @@ def order(pack, tmp_path_factory):
     """A profile, with which prompts borrow slots."""
     layers, experts = pack.spec.layers, pack.spec.experts
     path = tmp_path_factory.mktemp("profile") / "order.strp"
-    write_profile(path, Profile(layers, experts, 36, tuple(by_number(layers, experts))))
+    write_profile(path, Profile(layers, experts, 36, by_number(layers, experts)))
     return str(path)
 
 

@@ -59,7 +59,7 @@ def start(counting, full_pack, headers_only, caplog):
     """start(way, cache, ...): the model on such a card; nothing is read from the file."""
     caplog.set_level(logging.INFO, "strata.engine")
     pack = open_pack(full_pack)
-    order = tuple(by_number(pack.spec.layers, pack.spec.experts))
+    order = by_number(pack.spec.layers, pack.spec.experts)
 
     def make(way: str, cache: int = 0, **shared: int) -> tuple[Resident, Shared]:
         card = Shared(counting, **shared)

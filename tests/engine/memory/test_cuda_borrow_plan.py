@@ -41,7 +41,7 @@ def options(full_pack):
 def start(counting, options, headers_only):
     """The model on a card that only counts, with an order of its experts; nothing is read from the file."""
     pack = open_pack(options.pack)
-    order = tuple(by_number(pack.spec.layers, pack.spec.experts))
+    order = by_number(pack.spec.layers, pack.spec.experts)
     return Resident(
         pack,
         CudaDevice(LIMIT_MIB, counting),
@@ -61,7 +61,7 @@ def test_an_8_gb_card_lends_what_was_planned_and_keeps_its_reserve(start, option
     assert 0 < lent <= PCT * slots // 100 and slots - lent >= 128
     assert RESERVE_MIB <= free / MIB < RESERVE_MIB + 24
     pack = open_pack(options.pack)
-    figures = replace(gather(pack, options), profile=tuple(by_number(pack.spec.layers, pack.spec.experts)))
+    figures = replace(gather(pack, options), profile=by_number(pack.spec.layers, pack.spec.experts))
     plan = plan_memory(replace(figures, ram=Memory(1 << 40, 1 << 40)), options, Switches(lend_pct=PCT))
     assert plan.card.way == "borrowed"
     assert abs(len(plan.card.slots) - slots) <= 12, "what --plan says of small buffers differs by some MiB"

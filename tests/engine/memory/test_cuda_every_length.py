@@ -111,7 +111,7 @@ def test_slots_that_are_lent_have_room_for_every_length(
     pack, profile = open_pack(packs[name]), tmp_path / "order.strp"
     layers, experts = pack.spec.layers, pack.spec.experts
     slots = layers * experts - 24
-    write_profile(profile, Profile(layers, experts, slots, tuple(by_number(layers, experts))))
+    write_profile(profile, Profile(layers, experts, slots, by_number(layers, experts)))
     share = 1.0 if name in FLOATS else 0.5
     how = {"expert_cache": slots, "expert_profile": str(profile), "prefill": 22, "short_read": 0, "pcie_frac": share}
     runner = made(counting, pack, **how)

@@ -63,7 +63,7 @@ def test_an_8_gb_card_reads_in_longer_chunks_and_keeps_its_reserve(start):
     assert made.experts_in_vram == 0, "a few dozen would cost prompts more than they give windows"
 
 
-HOT = tuple(by_number(48, 512))
+HOT = by_number(48, 512)
 
 
 def test_the_head_stays_where_borrowed_slots_give_longer_chunks_and_more_experts(start, caplog):
@@ -78,7 +78,7 @@ def test_the_head_is_lent_where_borrowed_slots_give_short_chunks(start):
     assert isinstance(made.loan, HeadLoan) and made.chunk >= 3 << 10
 
 
-@pytest.mark.parametrize("left", [0, 200, 400, 700])
+@pytest.mark.parametrize("left", [0, *(pytest.param(left, marks=pytest.mark.soak) for left in (200, 400)), 700])
 def test_the_heads_copy_in_ram_never_takes_what_must_stay_free(start, counting, monkeypatch, caplog, left):
     """left: MiB of RAM beside what a start without the copy takes."""
     start(loan=None)
