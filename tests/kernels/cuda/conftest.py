@@ -32,6 +32,8 @@ from strata.kernels.formats import Weight
 EMULATOR = Path(__file__).resolve().parent / "emulator" / "emulator.py"
 ALIGNMENT = 256
 PAGE_BYTES = mmap.PAGESIZE
+SCRATCH_PART = 2
+"""Of what a test asks for on a card, the emulator gets half."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _kept: list[mmap.mmap] = []
@@ -106,9 +108,9 @@ class Target:
         return lambda: graph.launch(stream)
 
     def workspace(self, megabytes: int = 4) -> Workspace:
-        """Scratch that holds NaN."""
+        """Scratch that holds NaN. The emulator has few multiprocessors that want some, and to fill it takes time."""
         if self._emulator:
-            return Workspace(fenced(megabytes << 20))
+            return Workspace(fenced((megabytes << 20) // SCRATCH_PART))
         return Workspace(self._put(np.full(megabytes << 20, 0xFF, np.uint8)))
 
 

@@ -121,7 +121,7 @@ def same_as_the_host(target, same_bits, hc: Hyper, n: int, c: int, h: int, words
     x, y, beta = streams(n, c, h), streams(n, h), streams(n, c)
     on_device, before = target.put(x), (target.put(beta), target.put(y))
     place = target.put(np.zeros(MOST_WORDS, np.float32)) if words else None
-    u, made = hyper_mix(target.workspace(32), on_device, target.put(hc), EPS, 512, before, place)
+    u, made = hyper_mix(target.workspace(64 if n > 64 else 32), on_device, target.put(hc), EPS, 512, before, place)
     cpu.hyper_add(x, beta, y)
     want, want_beta = cpu.hyper_mix(x, hc, EPS)
     same_bits(target.host(u), want)

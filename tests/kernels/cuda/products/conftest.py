@@ -60,19 +60,27 @@ def same_bits(got: np.ndarray, want: np.ndarray) -> None:
 
 
 class Place:
-    """Where products run. The checks raise AssertionError when a bit differs from the written order."""
+    """Where products run. The checks raise AssertionError when a bit differs from the written order.
+
+    scratch_part: the part of the scratch that is asked for which there is: the emulator's few multiprocessors want less
+    """
 
     def __init__(
-        self, upload: Callable[[np.ndarray], Any], download: Callable[[Any], np.ndarray], written: Any
+        self,
+        upload: Callable[[np.ndarray], Any],
+        download: Callable[[Any], np.ndarray],
+        written: Any,
+        scratch_part: int = 1,
     ) -> None:
         self.upload = upload
         self.download = download
         self._written = written
+        self._scratch_part = scratch_part
         self._kept: list[Any] = []
 
     def workspace(self, megabytes: int = 16) -> Workspace:
         """Scratch that holds NaN, so that what no kernel writes shows."""
-        return Workspace(self.upload(np.full(megabytes << 20, 0xFF, np.uint8)))
+        return Workspace(self.upload(np.full((megabytes << 20) // self._scratch_part, 0xFF, np.uint8)))
 
     def weight(self, w: Weight) -> Weight:
         return Weight(w.type, w.shape, self.upload(np.ascontiguousarray(w.data)))
@@ -179,7 +187,7 @@ def host(host_loader: HostLoader, written: Any, monkeypatch: pytest.MonkeyPatch)
     for module in (arguments, product, mixture, repack, handover, fetch, wide):
         monkeypatch.setattr(module, "load_kernel", host_loader)
     monkeypatch.setattr(card, "card", lambda: Card(80, 3, 227 << 10, 228 << 10))
-    yield Place(aligned, np.array, written)
+    yield Place(aligned, np.array, written, scratch_part=8)
     host_loader.emulator.order = 0
 
 

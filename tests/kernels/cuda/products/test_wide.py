@@ -14,6 +14,7 @@ from strata.kernels.cuda import card, product, wide, wide_plans
 from strata.kernels.cuda.arguments import address
 from strata.kernels.cuda.product_variants import CARDS
 from strata.kernels.cuda.wide_plans import COLUMNS, ROWS, STEP, wide_plan
+from strata.kernels.cuda.workspace import Workspace
 from strata.kernels.formats import BY_NAME, TensorType, Weight
 from strata.kernels.reference.linear import ordered_linear
 
@@ -116,7 +117,8 @@ def test_parts_of_columns_have_inputs_of_their_own(place, random_weight, tiles_o
 @pytest.mark.parametrize("where", ANYWHERE)
 def test_without_room_for_halves_a_product_goes_another_way(place, random_weight, tiles_only, four_warps):
     w, x = random_weight("Q8_0", 120, 1024), activations(210, 1024)
-    made = product.quantize(workspace := place.workspace(1), place.upload(x), w.type)
+    workspace = Workspace(place.upload(np.full(1 << 20, 0xFF, np.uint8)))
+    made = product.quantize(workspace, place.upload(x), w.type)
     out = workspace.array((210, 120))
     placed = place.weight(w)
     product.linear_quantized(workspace, placed, made, out=out)
