@@ -93,7 +93,7 @@ class CardRoom:
 
     @property
     def every(self) -> int:
-        """Bytes of slots for all experts."""
+        """Bytes of slots for all experts, which have few different sizes."""
         return sum(n * padded(size) for size, n in Counter(self.experts).items())
 
     @property

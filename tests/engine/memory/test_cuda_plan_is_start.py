@@ -76,7 +76,7 @@ def ring_of(resident) -> int:
 
 
 def cases() -> Iterator[object]:
-    """All of them; those that stay out of the soak have each way to lay buffers, and take five seconds each."""
+    """All of them; those that stay out of the soak have each way to lay buffers, and take seconds each."""
     shorter = {(8151, False, False), (8151, True, True), (12_288, True, False)}
     for case in product(CARDS, (False, True), (False, True)):
         name = f"{case[0]}-{'profile' if case[1] else 'no order'}-{'alias' if case[2] else 'plain'}"
